@@ -167,7 +167,7 @@ class Crate(ImportGraph):
         for path, line in paths:
             glob = path[-1] == "*"
             target = self.resolve(module, path[:-1] if glob else path) if path != ("*",) else None
-            # A module's name alone is no dependency on what is in it: the paths that begin with it are.
+            # A module's name alone is not a dependency on what is in it: the paths that begin with it are.
             if target and (glob or not target[1]):
                 self.add_edge(module.file, target[0].file, "::".join(path), line)
 

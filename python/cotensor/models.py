@@ -162,7 +162,7 @@ class Result(Dict[str, Any]):
         """The text that the model wrote or heard. Raises :class:`InvalidError` for another answer."""
         text = self["answer"].get("text")
         if not isinstance(text, str):
-            raise InvalidError(f"the answer is no text: {self['answer']['type']}", field="text")
+            raise InvalidError(f"the answer is not text: {self['answer']['type']}", field="text")
         return text
 
 

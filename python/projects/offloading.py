@@ -37,7 +37,7 @@ class Offloading:
         self.count = 0
 
     def enable(self, model: torch.nn.Module) -> None:
-        """Offloads a model, if it is no part of one that is."""
+        """Offloads a model, if it is not part of one that is."""
         parts = list(model.modules())
         if any([model is part for other in self._enabled for part in other.modules()]):
             return

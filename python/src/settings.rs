@@ -32,7 +32,7 @@ pub(crate) fn configured(py: Python<'_>, setting: &Setting) -> PyResult<Option<O
 pub(crate) fn configured_number(py: Python<'_>, setting: &Setting) -> PyResult<Option<usize>> {
     let Some(value) = configured(py, setting)? else { return Ok(None) };
     let number = value.to_str().and_then(|text| text.trim().parse().ok());
-    let wrong = || Error::invalid(format!("{} is no count", value.to_string_lossy())).in_field(setting.variable);
+    let wrong = || Error::invalid(format!("{} is not a count", value.to_string_lossy())).in_field(setting.variable);
     number.ok_or_else(|| raise(py, &wrong())).map(Some)
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn configured_time(py: Python<'_>, setting: &Setting) -> PyResult<Opt
     parse_time(&value.to_string_lossy()).map_err(|error| error.in_field(setting.variable)).or_raise(py).map(Some)
 }
 
-/// Warns about keys of the configuration file that are no setting's, once for each file and key. For all that reads the file.
+/// Warns about keys of the configuration file that belong to no setting, once for each file and key. For all that reads the file.
 ///
 /// # Errors
 /// A warning that a filter of Python turns into an exception. Errors of the file are those of the setting that is read.

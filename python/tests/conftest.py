@@ -23,7 +23,7 @@ from cotensor.client import SharedTensorClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# A model's name that is no folder must not reach a hub.
+# A model's name that is not a folder must not reach a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # A test that means a daemon names it.

@@ -194,7 +194,7 @@ def test_references_are_kept_while_a_task_is_submitted():
 
     kept = submissions._kept
     submissions.keep_while_submitted(Reference())
-    assert kept == [], "this is no submission"
+    assert kept == [], "this is not a submission"
     # As a function of Ray that submits.
     names = {"__name__": "ray.actor", "keep": submissions.keep_while_submitted, "Reference": Reference}
     names["go_on"] = threading.Event()

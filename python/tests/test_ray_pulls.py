@@ -106,7 +106,7 @@ def test_a_node_that_has_a_copy_serves_it_until_it_is_released(nodes, origin):
 
 
 def test_a_tensor_that_comes_under_a_second_name_is_passed_on_too(nodes, origin):
-    """The copy of a name is no copy of a handle; other nodes read either."""
+    """The copy of a name is not a copy of a handle; other nodes read either."""
     first, second, *_ = nodes
 
     def target():

@@ -39,7 +39,7 @@ WRITES = {"statistics": statistics, "data": data, "part": part}
 
 
 def normalized(weight, mean, write):
-    """The gradient of an operation that has saved statistics, of a tensor that is no weight."""
+    """The gradient of an operation that has saved statistics, of a tensor that is not a weight."""
     x = X.to(mean.device)
     y = torch.nn.functional.batch_norm(x, mean, torch.ones(16, device=mean.device), weight, training=False)
     write(mean)

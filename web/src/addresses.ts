@@ -41,6 +41,6 @@ function absolute(name: AddressName, address: string | URL): URL {
     if (name === "ortFiles" && !url.pathname.endsWith("/")) url.pathname += "/";
     return url;
   } catch {
-    throw new CotensorError("Invalid", `addresses: ${name}: ${JSON.stringify(String(address))} is no URL here`);
+    throw new CotensorError("Invalid", `addresses: ${name}: ${JSON.stringify(String(address))} is not a URL here`);
   }
 }

@@ -131,7 +131,7 @@ export class Store {
     const length = isArray && "length" in memory ? (memory.length as number) : 0;
     return this.#reserve(name, { shape: [length], ...options, device, dtype }, (owner, bytes, layout) => {
       const storage = owner.adopt(existing, layout);
-      if (storage === undefined) throw new CotensorError("Invalid", `${name}: this is no memory of ${device}`);
+      if (storage === undefined) throw new CotensorError("Invalid", `${name}: this is not memory of ${device}`);
       const size = owner.sizeBytes(storage);
       const max = device === "cpu" ? bytes : Math.ceil(bytes / 16) * 16;
       if (size < bytes || size > max) {

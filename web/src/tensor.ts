@@ -128,7 +128,7 @@ export class Tensor {
   }
 
   /**
-   * The tensor's storage as `createBindGroup` takes it: a `GPUBufferBinding`. A view whose offset is no multiple of the device's
+   * The tensor's storage as `createBindGroup` takes it: a `GPUBufferBinding`. A view whose offset is not a multiple of the device's
    * `minStorageBufferOffsetAlignment` (mostly 256 bytes) is refused. The storage belongs to the store: do not destroy it.
    */
   binding<Storage = GPUBuffer>(): { buffer: Storage; offset: number; size: number } {

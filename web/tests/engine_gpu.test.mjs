@@ -133,7 +133,7 @@ test("a view is copied once on the GPU if it must be, and the copy is reported",
   assert.equal(seen.left, 24 * 4 + 8 + 12, "copies of inputs are freed");
 });
 
-test("sizes that are no multiples of 16 bytes lose no elements", async (context) => {
+test("sizes that are not multiples of 16 bytes lose no elements", async (context) => {
   const seen = await inPage(context, async ({ create, negate, floats }) => {
     const { gpu, store, engine } = await create();
     const graph = await engine.load({ files: negate() });

@@ -121,7 +121,7 @@ test("a view that the device cannot bind is refused, and can be copied", async (
   assert.deepEqual(seen.copied, [1, 2]);
 });
 
-test("sizes that are no multiples of four bytes, and strided views, are read whole", async (context) => {
+test("sizes that are not multiples of four bytes, and strided views, are read whole", async (context) => {
   const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
     const store = await Store.create({ memories: [new GpuMemory(gpu)] });
     const bytes = store.put("b", new Uint8Array([1, 2, 3, 4, 5, 6, 7]), { device: "webgpu" });

@@ -25,7 +25,7 @@ pub(crate) fn markdown() -> String {
          ```toml\nmax_memory = \"8GiB\"\nthreads = 4\nallow_host = [\"tensors.example\"]\n```\n\n\
          Paths are absolute. Commands, `cotensor.connect()` and the daemons that they start read the file when they start; a \
          running daemon keeps its settings. Rust programs read `socket`, `autostart` and `idle_exit`. Errors name the file, the line \
-         and the key. A key that is no setting's is ignored; commands and the Python package warn about it. A wrong value stops \
+         and the key. A key that belongs to no setting is ignored; commands and the Python package warn about it. A wrong value stops \
          commands, except those of `cotensor config`, which show and repair the file. `cotensor config` lists all settings with their values and where the values come from; `cotensor config set \
          KEY VALUE` changes the file.\n\n\
          `{RUNTIME_DIR}` names another folder than `/tmp/cotensor-UID` for the default socket and the sockets of ports, where `/tmp` is \

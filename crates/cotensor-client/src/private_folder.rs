@@ -7,7 +7,7 @@ use std::path::Path;
 /// Which other users may write to a folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Others {
-    /// None: the folder is owned by this user, has mode 0700 and is no symbolic link.
+    /// None: the folder is owned by this user, has mode 0700 and is not a symbolic link.
     None,
     /// Its group, or all users if it is sticky (as `/tmp`). Its owner may be root.
     Harmless,

@@ -140,7 +140,7 @@ impl FromStr for Role {
 
     fn from_str(name: &str) -> Result<Self> {
         let roles = [Self::Foreground, Self::Server, Self::Supervisor];
-        let unknown = || Error::invalid(format!("{name:?} is no role: this argument is for the daemon itself"));
+        let unknown = || Error::invalid(format!("{name:?} is not a role: this argument is for the daemon itself"));
         roles.into_iter().find(|role| role.name() == name).ok_or_else(unknown)
     }
 }

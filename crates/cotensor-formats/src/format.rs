@@ -39,7 +39,7 @@ impl FromStr for Format {
             "npy" => Ok(Self::Npy),
             "safetensors" => Ok(Self::Safetensors),
             "raw" => Ok(Self::Raw),
-            _ => Err(Error::invalid(format!("{name:?} is no format; known are npy, safetensors, raw"))),
+            _ => Err(Error::invalid(format!("{name:?} is not a format; known are npy, safetensors, raw"))),
         }
     }
 }

@@ -143,7 +143,7 @@ impl ModuleManifest {
     /// # Errors
     /// `Corrupt` with the reason.
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
-        let no_model = || Error::corrupt("this is no model that cotensor.torch published");
+        let no_model = || Error::corrupt("this is not a model that cotensor.torch published");
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES).ok_or_else(no_model)?;
         let (magic, numbers) = prefix.split_at(MAGIC.len());
         if magic != MAGIC {
@@ -160,7 +160,7 @@ impl ModuleManifest {
         // Copied before parsing: the writer may still write the memory.
         let text = text.to_vec();
         let manifest: Self = serde_json::from_slice(&text)
-            .map_err(|error| Error::corrupt(format!("the header is no manifest: {error}")))?;
+            .map_err(|error| Error::corrupt(format!("the header is not a manifest: {error}")))?;
         manifest.check(bytes.len().saturating_sub(data) as u64)?;
         Ok((manifest, data))
     }

@@ -81,10 +81,10 @@ fn parse(header: &str) -> Result<FileTensor> {
         let value = after.trim_start().strip_prefix(':').ok_or_else(|| corrupt("a colon expected"))?.trim_start();
         rest = match key {
             "descr" if value.starts_with('[') => {
-                return Err(Error::unsupported("records of several fields are no tensor").in_field("descr"));
+                return Err(Error::unsupported("records of several fields are not a tensor").in_field("descr"));
             }
             "descr" => {
-                let (value, rest) = quoted(value).ok_or_else(|| corrupt("descr is no text"))?;
+                let (value, rest) = quoted(value).ok_or_else(|| corrupt("descr is not text"))?;
                 descr = Some(value);
                 rest
             }
@@ -98,7 +98,7 @@ fn parse(header: &str) -> Result<FileTensor> {
                 rest
             }
             "shape" => {
-                let (value, rest) = tuple(value).ok_or_else(|| corrupt("shape is no tuple of whole numbers"))?;
+                let (value, rest) = tuple(value).ok_or_else(|| corrupt("shape is not a tuple of whole numbers"))?;
                 shape = Some(value);
                 rest
             }

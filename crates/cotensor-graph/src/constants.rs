@@ -29,7 +29,7 @@ impl Constant<'_> {
 }
 
 impl<'g> Constants<'g> {
-    /// Reads the nodes in order; a copy before its source is no constant. Of two values with one name, the first counts.
+    /// Reads the nodes in order; a copy before its source is not a constant. Of two values with one name, the first counts.
     pub(super) fn of(graph: &'g GraphProto) -> Self {
         let plain = |tensor: &'g TensorProto| Constant { tensor, dtype: tensor.data_type };
         let named = graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, plain(tensor))));

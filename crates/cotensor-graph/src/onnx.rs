@@ -190,7 +190,7 @@ impl Graph {
         wire::name_graphs(&encoded).ok_or_else(|| Error::corrupt("not a model").in_file(&self.path))
     }
 
-    /// A product by codes whose tensors are no constants, so that reading the graph did not check that they fit its attributes.
+    /// A product by codes whose tensors are not constants, so that reading the graph did not check that they fit its attributes.
     pub fn unchecked_product(&self) -> Option<String> {
         low_bit::unchecked(self.graph())
     }

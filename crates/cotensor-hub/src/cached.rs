@@ -68,7 +68,7 @@ fn newest(snapshots: &Path) -> Option<String> {
 }
 
 /// The files of a snapshot that have their bytes. Their hashes are the names of the blobs to which they are linked; a file
-/// that is no link has none.
+/// that is not a link has none.
 pub(crate) fn files_in(snapshot: &Path) -> Vec<RepoFile> {
     let mut files = Vec::new();
     walk(snapshot, "", 0, &mut files);

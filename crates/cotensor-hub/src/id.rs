@@ -22,7 +22,7 @@ impl ModelId {
     /// `Invalid` for a text that cannot be an id, such as a path with `./`.
     pub fn parse(text: &str) -> Result<Self> {
         let (name, revision) = text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)));
-        let wrong = |message: &str| Error::invalid(format!("{text:?} is no id of a model: {message}"));
+        let wrong = |message: &str| Error::invalid(format!("{text:?} is not an id of a model: {message}"));
         if name.is_empty() || name.len() > NAME_CHARS_MAX {
             return Err(wrong(&format!("a name has 1 to {NAME_CHARS_MAX} characters")));
         }
@@ -44,7 +44,7 @@ impl ModelId {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+');
         let is_part = |part: &str| !part.is_empty() && !part.starts_with(['.', '-']) && part.chars().all(plain);
         if revision.len() > REVISION_CHARS_MAX || revision.contains("..") || !revision.split('/').all(is_part) {
-            return Err(Error::invalid(format!("{revision:?} is no branch, tag or commit")).in_field("revision"));
+            return Err(Error::invalid(format!("{revision:?} is not a branch, tag or commit")).in_field("revision"));
         }
         Ok(Self { name: self.name, revision: Some(revision.to_owned()) })
     }

@@ -125,7 +125,7 @@ impl Header {
         }
         match to_f32(dtype, bytes).as_slice() {
             [number] if number.is_finite() => Ok(*number),
-            other => Err(Error::corrupt(format!("{other:?} is no scale"))),
+            other => Err(Error::corrupt(format!("{other:?} is not a scale"))),
         }
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// A product of dimensions that wraps around is no small tensor.
+    /// A product of dimensions that wraps around is not a small tensor.
     #[test]
     fn shape_beyond_the_address_space_is_refused() {
         let huge = [1 << (usize::BITS / 2), 1 << (usize::BITS / 2)];

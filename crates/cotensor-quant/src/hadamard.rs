@@ -6,7 +6,7 @@ use cotensor_core::{Error, Result};
 /// gives the values again, up to rounding.
 ///
 /// # Errors
-/// `Invalid` for another block, and for a number of values that is no multiple of it.
+/// `Invalid` for another block, and for a number of values that is not a multiple of it.
 pub fn rotate(values: &mut [f32], block: usize) -> Result<()> {
     if !block.is_power_of_two() || block > 1 << 16 {
         let message = format!("blocks of {block}; powers of two up to 65536 are possible");

@@ -21,7 +21,7 @@ impl QuantTensor {
     /// A matrix with scales of zero.
     ///
     /// # Errors
-    /// `Invalid`, with the field, for columns that are no multiple of [`QuantSpec::columns_unit`], and for more than the machine can address.
+    /// `Invalid`, with the field, for columns that are not a multiple of [`QuantSpec::columns_unit`], and for more than the machine can address.
     pub(crate) fn zeros(rows: usize, columns: usize, spec: &QuantSpec) -> Result<Self> {
         let unit = spec.columns_unit();
         if columns == 0 || !columns.is_multiple_of(unit) {

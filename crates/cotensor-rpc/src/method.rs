@@ -36,7 +36,7 @@ pub struct MethodDescription {
 /// Deserializes a value as `T` and serializes it again.
 ///
 /// # Errors
-/// The deserializer's, for a value that is no `T`.
+/// The deserializer's, for a value that is not a `T`.
 pub fn reencode<T: Serialize + DeserializeOwned>(value: Value) -> serde_json::Result<Value> {
     serde_json::to_value(serde_json::from_value::<T>(value)?)
 }

@@ -85,7 +85,7 @@ class FileTarget:
 
     def __init__(self, folder: Path, path: str, file: FileOf) -> None:
         if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-            raise InvalidError(f"{path!r} is no path in a model's folder", field="path")
+            raise InvalidError(f"{path!r} is not a path in a model's folder", field="path")
         self._path, self._expected = folder / path, file
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -168,7 +168,7 @@ class Hashes:
 
 
 def _regular(path: Path) -> BinaryIO:
-    """An open file. Raises :class:`OSError`, also for what is no file: a pipe would wait for its writer."""
+    """An open file. Raises :class:`OSError`, also for what is not a file: a pipe would wait for its writer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         # Without a buffer: another program can change the file.

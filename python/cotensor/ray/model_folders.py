@@ -104,7 +104,7 @@ class ModelFolders:
 
     def bring(self, name: str, base: str, variant: Optional[str]) -> List[str]:
         """The folder of a model on this node, and the one that a process has to use (:func:`folders.use`), empty for a model that
-        is no copy. A folder of another node is copied.
+        is not a copy. A folder of another node is copied.
 
         Raises :class:`NotFoundError` if no node has it, :class:`InvalidError` if none can send it, :class:`ConflictError` if two
         nodes have different ones, :class:`OverBudgetError` without room, and :class:`IoError` if no node that has it sends it.

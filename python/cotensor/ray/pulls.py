@@ -160,7 +160,7 @@ class Pulls:
         return self._receive(arrival, self._join(key, token, name), key, token, name, target)
 
     def find(self, name: bytes) -> Optional[Readable]:
-        """The copy that another node names, also one that is on its way. None for what is no name of a copy.
+        """The copy that another node names, also one that is on its way. None for what is not a name of a copy.
 
         Raises :class:`NotFoundError` for a copy that is not here.
         """

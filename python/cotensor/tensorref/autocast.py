@@ -27,7 +27,7 @@ def as_on(device_type: str, func: Callable[..., Any], name: str, args: Args, kwa
         return func(*args, **kwargs)
     dtype = torch.get_autocast_dtype(device_type)
     if name not in _FLOAT32 and name not in _LOWER:
-        # Without a cache of casts: copies on the device are no leaves, so they have none. Their gradients are added in float32.
+        # Without a cache of casts: copies on the device are not leaves, so they have none. Their gradients are added in float32.
         with torch.autocast("cpu", dtype=dtype, cache_enabled=False):
             return func(*args, **kwargs)
     lower = (torch.float16, torch.bfloat16)

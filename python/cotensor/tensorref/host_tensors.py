@@ -25,7 +25,7 @@ class HostTensors:
         self.weights = devices.movers[0].weights
         #: Results on the host that belong to the device.
         self.marks = Marks()
-        #: Tensors of the host that are no weights, and that operations on the device have read: the program has them there.
+        #: Tensors of the host that are not weights, and that operations on the device have read: the program has them there.
         self.read = Marks()
         self._local = threading.local()
 
@@ -108,7 +108,7 @@ class HostTensors:
                 mover.replace(mover.weights.owners[id(owner.tensor)])
 
     def released(self, owner: Part) -> None:
-        """An owner is no weight any more."""
+        """An owner is not a weight any more."""
         with self.devices.lock:
             for mover in self.devices.movers:
                 mover.release(mover.weights.owners[id(owner.tensor)])
@@ -142,7 +142,7 @@ class HostTensors:
 
     # What the program sees.
     def show(self, tensor: torch.Tensor, on_device: bool) -> None:
-        """Shows a tensor of the host, which is no weight, as one of the device or as what it is."""
+        """Shows a tensor of the host, which is not a weight, as one of the device or as what it is."""
         if on_device:
             self.marks.add(tensor)
         else:

@@ -136,7 +136,7 @@ class OnDevice:
 
 
 def _copied(tensor: torch.Tensor, device: torch.device, linked: bool) -> torch.Tensor:
-    """A copy of a tensor that is no part of a weight, for one operation; ``linked``: with a gradient to it."""
+    """A copy of a tensor that is not part of a weight, for one operation; ``linked``: with a gradient to it."""
     copy = without_inference(to_device, tensor.detach(), device)
     return ToDevice.apply(tensor, copy) if linked else as_linked(copy, tensor)
 

@@ -158,7 +158,7 @@ fn policy(py: Python<'_>, policy: &str) -> PyResult<ChannelPolicy> {
         "newest" => Ok(ChannelPolicy::Newest),
         "queue" => Ok(ChannelPolicy::Queue),
         other => {
-            let message = format!("{other:?} is no policy; use \"newest\" or \"queue\"");
+            let message = format!("{other:?} is not a policy; use \"newest\" or \"queue\"");
             Err(raise(py, &Error::invalid(message).in_field("policy")))
         }
     }

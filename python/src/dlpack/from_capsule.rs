@@ -68,7 +68,7 @@ pub(crate) fn take(array: &Bound<'_, PyAny>) -> PyResult<Imported> {
 /// Takes ownership of the array in a capsule.
 ///
 /// # Errors
-/// `BufferError` for an object that is no unused capsule, `Unsupported` for a device, a dtype or an array without
+/// `BufferError` for an object that is not an unused capsule, `Unsupported` for a device, a dtype or an array without
 /// memory.
 pub(crate) fn open(capsule: &Bound<'_, PyAny>) -> PyResult<Imported> {
     let py = capsule.py();

@@ -263,7 +263,7 @@ fn embedding(tensor: &Bound<'_, PyAny>) -> PyResult<SharedEmbedding> {
     };
     let (tensor, held) = (tensor.get(), tensor.get().held(py)?);
     let store = held.store().filter(|_| tensor.is_whole(&held)).cloned().ok_or_else(|| {
-        raise(py, &Error::invalid("a part of a tensor is no output of a model").in_field("shared_embeddings"))
+        raise(py, &Error::invalid("a part of a tensor is not an output of a model").in_field("shared_embeddings"))
     })?;
     let lease = held.lease().try_clone().or_raise(py)?;
     Ok(cotensor::SharedTensor::of_lease(store, lease).into())

@@ -304,7 +304,7 @@ impl TensorBuilder {
         #[pyo3(from_py_with = args::shape)] shape: Vec<usize>,
     ) -> PyResult<Self> {
         if fd < 0 {
-            return Err(raise(py, &Error::invalid(format!("{fd} is no descriptor")).in_field("fd")));
+            return Err(raise(py, &Error::invalid(format!("{fd} is not a descriptor")).in_field("fd")));
         }
         // SAFETY: the caller passes a descriptor that it owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -26,7 +26,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Claims a computation. Without a `timeout` it waits until the results are published or Ctrl-C interrupts it.
 ///
 /// # Errors
-/// `Invalid` for a key that is no hash, `TimedOut` while another holder computes.
+/// `Invalid` for a key that is not a hash, `TimedOut` while another holder computes.
 pub(crate) fn claim(
     py: Python<'_>,
     backend: &Backend,

@@ -59,7 +59,7 @@ impl Store {
         PyList::new(py, self.names(py, None)?)?.try_iter()
     }
 
-    /// Whether the name exists. Other values than strings are no names.
+    /// Whether the name exists. Other values than strings are not names.
     fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let Ok(name) = name.extract::<String>() else { return Ok(false) };
         let store = self.store(py)?;

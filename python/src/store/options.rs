@@ -33,7 +33,7 @@ fn encoded(metadata: &Bound<'_, PyAny>) -> PyResult<Arc<str>> {
         return Err(invalid(format!("pass a dict, not {}", metadata.get_type().name()?)));
     };
     if let Some(key) = metadata.keys().iter().find(|key| !key.is_instance_of::<PyString>()) {
-        return Err(invalid(format!("{} is no string: the keys of JSON are strings", key.repr()?)));
+        return Err(invalid(format!("{} is not a string: the keys of JSON are strings", key.repr()?)));
     }
     let options = PyDict::new(py);
     options.set_item("separators", (",", ":"))?;

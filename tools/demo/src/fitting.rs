@@ -1,4 +1,4 @@
-//! Fits the adapters of a scenario, in a process of its own: its memory is no part of any measured run.
+//! Fits the adapters of a scenario, in a process of its own: its memory is not part of any measured run.
 
 use crate::assets;
 use crate::options::WorkerOptions;

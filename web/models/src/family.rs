@@ -31,7 +31,7 @@ impl ModelFamily {
     /// their parts; `variant` chooses graphs, such as `fp16`.
     ///
     /// # Errors
-    /// `Corrupt` for a text that is no JSON object, `Invalid` without a `model_type` and for an unknown variant, `Unsupported`
+    /// `Corrupt` for a text that is not a JSON object, `Invalid` without a `model_type` and for an unknown variant, `Unsupported`
     /// for an unknown `model_type` (the message lists the known ones), `NotFound` for a variant in which the folder has no graph.
     #[wasm_bindgen(constructor)]
     pub fn new(config: &str, files: Vec<String>, variant: Option<String>) -> Result<ModelFamily> {

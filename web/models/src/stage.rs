@@ -124,7 +124,7 @@ impl StageGraph {
     /// `locations[i]`.
     ///
     /// # Errors
-    /// `Invalid` for lists of another length than the weights, and for an offset that is no number of bytes.
+    /// `Invalid` for lists of another length than the weights, and for an offset that is not a number of bytes.
     pub fn encode(&self, locations: Vec<String>, offsets: Vec<f64>) -> Result<Vec<u8>> {
         let count = self.hashes.len();
         if locations.len() != count || offsets.len() != count {

@@ -47,7 +47,7 @@ impl Generation {
     /// Reads generation_config.json, or config.json if the model has no such file, for a task of the family.
     ///
     /// # Errors
-    /// `Corrupt` when a file is not a JSON object, `Invalid` for a value that is no token id.
+    /// `Corrupt` when a file is not a JSON object, `Invalid` for a value that is not a token id.
     #[wasm_bindgen(constructor)]
     pub fn new(files: &ConfigFiles, family: &ModelFamily, task: &str) -> Result<Generation> {
         let found = find_json(files, FILE)?;
@@ -247,7 +247,7 @@ impl Decoding {
 /// # Errors
 /// `Invalid` for a number that no token has.
 fn token(id: i64) -> Result<u32> {
-    Ok(u32::try_from(id).map_err(|_| Error::invalid(format!("{id} is no token id")).in_file(FILE))?)
+    Ok(u32::try_from(id).map_err(|_| Error::invalid(format!("{id} is not a token id")).in_file(FILE))?)
 }
 
 /// # Errors

@@ -39,7 +39,7 @@ async function checkModule(url: string): Promise<void> {
   try {
     checkAnswer(url, response);
     const { value = new Uint8Array() } = (await reader?.read()) ?? {};
-    if (!MAGIC.every((byte, index) => value[index] === byte)) throw new CotensorError("Corrupt", `${url} is no WebAssembly module`);
+    if (!MAGIC.every((byte, index) => value[index] === byte)) throw new CotensorError("Corrupt", `${url} is not a WebAssembly module`);
   } finally {
     // The library reads it from the beginning.
     await reader?.cancel().catch(() => undefined);

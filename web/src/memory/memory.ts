@@ -24,7 +24,7 @@ export interface DeviceMemory<Storage = unknown> {
   /** A storage for `bytes` bytes with this layout, zeroed. */
   allocate(bytes: number, layout: Layout): Storage;
 
-  /** The storage of memory that exists, such as a `GPUBuffer`; nothing if `value` is no memory of the device. */
+  /** The storage of memory that exists, such as a `GPUBuffer`; nothing if `value` is not memory of the device. */
   adopt(value: unknown, layout: Layout): Storage | undefined;
 
   /** The length of a storage in bytes. */

@@ -191,17 +191,17 @@ export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, re
       if (!url.pathname.endsWith("/")) url.pathname += "/";
       return url;
     } catch {
-      throw new CotensorError("Invalid", `modelId: ${JSON.stringify(path)} is no URL here`);
+      throw new CotensorError("Invalid", `modelId: ${JSON.stringify(path)} is not a URL here`);
     }
   };
   if (/^(https?:|file:|\.{0,2}\/)/.test(modelId)) return folder(modelId, base);
   // The names of the hub: an owner and a model, or a model alone.
   if (!/^[\w-][\w.-]{0,95}(\/[\w-][\w.-]{0,95})?$/.test(modelId)) {
-    throw new CotensorError("Invalid", `modelId: ${JSON.stringify(modelId)} is no name of a model; pass OWNER/NAME, a path that starts with /, or a URL`);
+    throw new CotensorError("Invalid", `modelId: ${JSON.stringify(modelId)} is not a name of a model; pass OWNER/NAME, a path that starts with /, or a URL`);
   }
   if (models !== undefined) return folder(`${modelId}/`, folder(String(models), base));
   if (!/^[\w.-]{1,100}(\/[\w.-]{1,100})*$/.test(revision) || revision.includes("..")) {
-    throw new CotensorError("Invalid", `revision: ${JSON.stringify(revision)} is no branch, tag or commit`);
+    throw new CotensorError("Invalid", `revision: ${JSON.stringify(revision)} is not a branch, tag or commit`);
   }
   return folder(`${modelId}/resolve/${revision}/`, folder(endpoint, base));
 }

@@ -214,7 +214,7 @@ async function fileAt(address: string | URL, field: string): Promise<Encoded> {
   try {
     url = new URL(address, baseAddress()).href;
   } catch {
-    throw invalid(field, `${JSON.stringify(String(address).slice(0, 100))} is no URL here`);
+    throw invalid(field, `${JSON.stringify(String(address).slice(0, 100))} is not a URL here`);
   }
   const response = await send(url, {});
   checkAnswer(url, response);

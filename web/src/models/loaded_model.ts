@@ -150,7 +150,7 @@ export class LoadedModel {
   /** The graph that gives the logits of a task: a file of its own, or what follows the encoder in the model's graph. */
   head(name: string | undefined, task: Task): Promise<ModelStage> {
     const head = name ?? OWN_HEAD;
-    if (!/^[\w-][\w.-]*$/.test(head)) throw new CotensorError("Invalid", `head: ${JSON.stringify(head)} is no plain file name`);
+    if (!/^[\w-][\w.-]*$/.test(head)) throw new CotensorError("Invalid", `head: ${JSON.stringify(head)} is not a plain file name`);
     return this.#once(`head ${head}`, async () => {
       const file = `onnx/${head}.onnx`;
       const trunk = this.def(task.roles.at(-1) ?? "");

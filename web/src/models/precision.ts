@@ -74,7 +74,7 @@ function parsed(modelName: string, text: string | undefined): QuantizationReport
   } catch {
     // The same error follows.
   }
-  throw new CotensorError("Corrupt", `${modelName}: ${REPORT_FILE} is no report of cotensor quantize`);
+  throw new CotensorError("Corrupt", `${modelName}: ${REPORT_FILE} is not a report of cotensor quantize`);
 }
 
 function fits({ graphs, mixed }: QuantizationReport, bits: number, mixedPrecision: boolean): boolean {

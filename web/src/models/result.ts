@@ -35,6 +35,6 @@ export class Result<Shared = SharedTensor> {
   /** The text that the model heard. */
   get text(): string {
     if (this.answer.type === "transcript") return this.answer.text;
-    throw new CotensorError("Invalid", `text: the answer is no text but of type ${this.answer.type}`);
+    throw new CotensorError("Invalid", `text: the answer is not text but of type ${this.answer.type}`);
   }
 }

@@ -139,7 +139,7 @@ function checkedUrl(address: string | URL): string {
   try {
     url = new URL(address, base);
   } catch {
-    throw new CotensorError("Invalid", `url ${JSON.stringify(String(address))}: it is no URL`);
+    throw new CotensorError("Invalid", `url ${JSON.stringify(String(address))}: it is not a URL`);
   }
   if (url.protocol !== "https:" && url.protocol !== "http:") {
     throw new CotensorError("Invalid", `url ${url.href}: http or https is required`);

@@ -50,7 +50,7 @@ export async function parsedManifest(file: Blob, key?: string): Promise<Manifest
 }
 
 function reasonAgainst(manifest: Manifest): string | undefined {
-  if (typeof manifest !== "object" || manifest === null) return "it is no object";
+  if (typeof manifest !== "object" || manifest === null) return "it is not an object";
   const { key, blobs, used } = manifest;
   if (typeof key !== "string" || typeof used !== "number") return "key and used are required";
   if (!Array.isArray(blobs) || blobs.length > BLOBS_MAX) return `blobs: an array of at most ${BLOBS_MAX} is required`;

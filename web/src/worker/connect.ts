@@ -152,7 +152,7 @@ function failure(worker: SharedWorker | Worker): Promise<never> {
       reject(new StartError("Unreachable", message));
     });
   });
-  // A rejection that no caller awaits is no error.
+  // A rejection that no caller awaits is not an error.
   failed.catch(() => undefined);
   return failed;
 }

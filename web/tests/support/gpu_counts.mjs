@@ -23,7 +23,7 @@ export function countGpu(gpu) {
   };
   const { submit, writeBuffer } = gpu.queue;
   gpu.queue.submit = (...args) => (count("submit"), submit.apply(gpu.queue, args));
-  // Numbers for shaders, such as shapes, are in uniform buffers. They are no copies of tensors.
+  // Numbers for shaders, such as shapes, are in uniform buffers. They are not copies of tensors.
   gpu.queue.writeBuffer = (buffer, ...args) => {
     count(buffer.usage & GPUBufferUsage.UNIFORM ? "writeUniform" : "writeBuffer");
     writeBuffer.call(gpu.queue, buffer, ...args);

@@ -81,7 +81,7 @@ fn hash(digits: Option<String>, field: &str) -> Result<Option<ContentHash>> {
 /// One slice for each dimension.
 ///
 /// # Errors
-/// `Invalid` for lists of different lengths, and for numbers that are no sizes.
+/// `Invalid` for lists of different lengths, and for numbers that are not sizes.
 pub(crate) fn slices(starts: &[f64], lens: &[f64], steps: &[f64]) -> Result<Vec<Slice>> {
     if starts.len() != lens.len() || starts.len() != steps.len() {
         let message = format!("{} offsets, {} sizes and {} steps", starts.len(), lens.len(), steps.len());
@@ -93,7 +93,7 @@ pub(crate) fn slices(starts: &[f64], lens: &[f64], steps: &[f64]) -> Result<Vec<
     Ok(each.map(|((start, len), step)| Slice { start, len, step }).collect())
 }
 
-/// `value` as a number of bytes; infinity is no limit.
+/// `value` as a number of bytes; infinity means no limit.
 ///
 /// # Errors
 /// `Invalid` for a negative number, a fraction and no number.

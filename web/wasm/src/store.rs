@@ -55,7 +55,7 @@ impl StoreCore {
 
 #[wasm_bindgen]
 impl StoreCore {
-    /// A store of `devices`, each with the most bytes of its tensors; infinity is no limit.
+    /// A store of `devices`, each with the most bytes of its tensors; infinity means no limit.
     #[wasm_bindgen(constructor)]
     pub fn new(
         devices: Vec<String>,

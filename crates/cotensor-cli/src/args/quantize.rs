@@ -31,7 +31,7 @@ pub(crate) struct QuantizeArgs {
     /// Bits of a weight.
     #[arg(long, default_value = "4", value_name = "N", value_parser = one_of::<u32>(&["2", "3", "4", "8"]))]
     pub(crate) bits: u32,
-    /// Weights that share a scale; fewer where the columns of a matrix are no multiple.
+    /// Weights that share a scale; fewer where the columns of a matrix are not a multiple.
     #[arg(long, default_value = "32", value_name = "N", value_parser = one_of::<usize>(&["16", "32", "64", "128", "256"]))]
     pub(crate) group: usize,
     /// How scales are fitted: round (the largest magnitude), search (least squares), or affine (least squares, with an offset).

@@ -218,7 +218,7 @@ fn lines() -> Result<Vec<String>> {
             {
                 Some(serde_json::Value::String(text)) => text,
                 _ => {
-                    return Err(Error::invalid(format!("line {number} is no JSON object with a field text"))
+                    return Err(Error::invalid(format!("line {number} is not a JSON object with a field text"))
                         .in_field("--stdin"));
                 }
             }

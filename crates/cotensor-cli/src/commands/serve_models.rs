@@ -117,7 +117,7 @@ impl Endpoints {
         let io = |error: std::io::Error| Error::io("serving /v1", &error).in_file(path);
         if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
             return Err(
-                Error::invalid("a file that is no socket is here: remove it, or name another path").in_file(path)
+                Error::invalid("a file that is not a socket is here: remove it, or name another path").in_file(path)
             );
         }
         let new_path = path.with_added_extension(std::process::id().to_string());

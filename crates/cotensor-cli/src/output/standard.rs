@@ -71,7 +71,7 @@ pub(crate) fn print_exactly(text: &str) -> Result<()> {
     if std::io::stdout().is_terminal() { print(text) } else { write_out(text) }
 }
 
-/// Writes to standard output; a closed pipe is no error.
+/// Writes to standard output; a closed pipe is not an error.
 pub(crate) fn write_out(text: &str) -> Result<()> {
     write_if_open(text).map(drop)
 }

@@ -40,7 +40,7 @@ fn demo_on(workspace: &Workspace, engine: &str, scenario: &str, repeats: usize) 
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn near(a: f64, b: f64) -> bool {

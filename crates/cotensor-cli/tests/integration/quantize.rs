@@ -143,7 +143,7 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     workspace.expect_error(&["quantize", "absent", "-o", "new"], &["absent"]);
     workspace.expect_error(&["quantize", "bert", "-o", "no/such/folder"], &["no/such"]);
 
-    // A weight that is no number.
+    // A weight that is not a number.
     let data = workspace.path("bert/onnx/model.onnx_data");
     let mut bytes = fs::read(&data).unwrap();
     bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());

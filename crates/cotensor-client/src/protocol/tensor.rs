@@ -200,7 +200,7 @@ impl Spec {
 /// Checks metadata of a tensor, but for their length.
 ///
 /// # Errors
-/// `Invalid` for a text that is no JSON object.
+/// `Invalid` for a text that is not a JSON object.
 pub fn check_metadata(text: &str) -> Result<()> {
     let parsed = serde_json::from_str::<BTreeMap<String, IgnoredAny>>(text);
     parsed.map(drop).map_err(|error| Error::invalid(format!("not a JSON object: {error}")).in_field("metadata"))

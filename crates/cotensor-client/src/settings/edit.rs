@@ -9,7 +9,7 @@ use toml::de::DeTable;
 
 /// Sets the setting with this key in the file at `path`, or removes it without a value. Makes the file and its folder if they are
 /// missing, and replaces the file at once. Returns whether the file changed. A key is removed also from a file with errors, and
-/// also if it is no setting's, so that the file can be repaired.
+/// also if it belongs to no setting, so that the file can be repaired.
 ///
 /// # Errors
 /// `Invalid` for an unknown key, and for a file with errors in which a key is set; `Io`.

@@ -42,12 +42,12 @@ pub struct ConfigFile {
     pub path: Option<PathBuf>,
     /// The settings in it, in its order.
     pub settings: Vec<FileSetting>,
-    /// Keys that are no setting's, in its order. They have no effect.
+    /// Keys that belong to no setting, in its order. They have no effect.
     pub unknown: Vec<UnknownKey>,
     pub(super) text: String,
 }
 
-/// A key that is no setting's. A file of another version can have one, so it is a warning and not an error.
+/// A key that belongs to no setting. A file of another version can have one, so it is a warning and not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownKey {
     /// The key, at most 64 characters of it.
@@ -73,7 +73,7 @@ impl ConfigFile {
     /// Reads the file at [`config_path`]. A missing file has no settings, unless `COTENSOR_CONFIG` names it.
     ///
     /// # Errors
-    /// `Invalid` for wrong TOML, a value that is no text, number, truth value or list of these, and a file that is too long or not
+    /// `Invalid` for wrong TOML, a value that is not text, number, truth value or list of these, and a file that is too long or not
     /// regular; `NotFound`, `Io`. The error names the file, the line and the key.
     pub fn load() -> Result<Self> {
         let (file, errors) = Self::inspect();
@@ -118,7 +118,7 @@ impl ConfigFile {
         Ok((Self { path: Some(path.to_path_buf()), settings, unknown, text }, errors))
     }
 
-    /// The warnings about keys that are no setting's, each with the file, the key and the line.
+    /// The warnings about keys that belong to no setting, each with the file, the key and the line.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
         self.unknown.iter().map(|unknown| format!("{}: {}: {}", path.display(), unknown.key, unknown.message))
@@ -197,7 +197,7 @@ pub(super) fn parse(text: &str) -> Result<Parsed> {
 /// The value of a setting as a command line has it, or the reason why it is wrong.
 fn value_of(setting: &Setting, value: &DeValue<'_>) -> std::result::Result<String, String> {
     let text = text_of(value)
-        .ok_or_else(|| format!("{}, which is no text, number, truth value or list of these", value.type_str()))?;
+        .ok_or_else(|| format!("{}, which is not text, number, truth value or list of these", value.type_str()))?;
     if matches!(value, DeValue::Array(_)) && !LISTS.contains(setting) {
         return Err("a list, where one value is expected".to_owned());
     }
@@ -220,7 +220,7 @@ fn shown(name: &str) -> String {
     name.chars().take(64).collect()
 }
 
-/// The most similar setting of a name that is no setting's.
+/// The most similar setting of a name that belongs to no setting.
 fn hint(name: &str) -> String {
     let keys = SETTINGS.iter().map(Setting::key);
     let similar = keys.map(|key| (strsim::jaro_winkler(&key, name), key));

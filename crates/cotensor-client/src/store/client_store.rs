@@ -289,7 +289,7 @@ impl ClientStore {
     /// A report of the daemon. [`StoreReports`] returns it without errors: without a daemon, it is empty there.
     ///
     /// # Errors
-    /// `Unreachable` or `Io` without a daemon, `Corrupt` for an answer that is no `T`.
+    /// `Unreachable` or `Io` without a daemon, `Corrupt` for an answer that is not a `T`.
     pub fn report<M, T>(&self) -> Result<T>
     where
         M: Method<Params = p::Empty, Result = p::Report>,

@@ -102,7 +102,7 @@ pub(super) fn is_at(file: BorrowedFd<'_>, path: &Path) -> bool {
 /// Removes the socket of a dead daemon at `path`. The caller has the lock.
 ///
 /// # Errors
-/// `Conflict` for a socket on which a process listens, and for a file that is no socket; `Io`.
+/// `Conflict` for a socket on which a process listens, and for a file that is not a socket; `Io`.
 pub(super) fn clear(path: &Path) -> Result<()> {
     let io = |what: &'static str| move |error: std::io::Error| Error::io(what, &error).in_file(path);
     let conflict = |message| Err(Error::new(ErrorKind::Conflict, message).in_file(path));

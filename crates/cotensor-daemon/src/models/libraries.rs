@@ -69,7 +69,7 @@ pub(crate) fn checked(library: &Path, pid: Option<i32>) -> Result<Library> {
     let path = std::fs::canonicalize(library).map_err(read)?;
     let found = std::fs::metadata(&path).map_err(read)?;
     if !found.is_file() {
-        return Err(Error::invalid("this is no file").in_field("library").in_file(&path));
+        return Err(Error::invalid("this is not a file").in_field("library").in_file(&path));
     }
     let is_owned = found.uid() == geteuid().as_raw() || found.uid() == 0;
     if !is_owned || found.mode() & OTHERS_WRITE != 0 {

@@ -19,7 +19,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Ends the model process that listens at `path`, if there is one, and removes the socket's file.
 ///
 /// # Errors
-/// `Refused` for another process, which gets no signal; `Conflict` for a process that does not end and for a file that is no socket;
+/// `Refused` for another process, which gets no signal; `Conflict` for a process that does not end and for a file that is not a socket;
 /// `Io`.
 pub(super) async fn end_orphan(path: &Path) -> Result<()> {
     for signal in [Signal::TERM, Signal::KILL] {
@@ -67,7 +67,7 @@ fn listener_of(connection: &UnixStream, path: &Path) -> Result<Pid> {
     let pid = peer.pid.filter(|_| peer.is_own_user()).and_then(Pid::from_raw);
     pid.filter(|pid| serves_models_at(*pid, path)).ok_or_else(|| {
         let process = peer.pid.map_or_else(|| "a process".to_owned(), |pid| format!("process {pid}"));
-        let message = format!("{process}, which is no model process of this daemon, listens here: end it");
+        let message = format!("{process}, which is not a model process of this daemon, listens here: end it");
         Error::new(ErrorKind::Refused, message).in_file(path)
     })
 }

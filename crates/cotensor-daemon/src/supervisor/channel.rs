@@ -128,7 +128,7 @@ impl Receiver {
     /// The next message that has been received completely.
     ///
     /// # Errors
-    /// `Corrupt` for bytes that are no message.
+    /// `Corrupt` for bytes that are not a message.
     pub(crate) fn take(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
         let Some(frame) = self.decoder.take()? else { return Ok(None) };
         if frame.body.first() == Some(&BLOCK_VERSION) {
@@ -170,7 +170,7 @@ impl Receiver {
     /// Receives a handover.
     ///
     /// # Errors
-    /// `Io`; `Corrupt` for messages that are no handover.
+    /// `Io`; `Corrupt` for messages that are not a handover.
     pub(crate) fn take_over(&mut self) -> Result<Handover> {
         let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
         timeout(Some(CHANNEL_TIMEOUT))?;

@@ -185,7 +185,7 @@ impl LinkState {
     ///
     /// # Errors
     /// `Invalid` for an event that is too long for a message and is recorded nowhere; `Corrupt` for one that
-    /// contradicts the journal. A dead supervisor is no error: the next one gets the journal. The limit of open
+    /// contradicts the journal. A dead supervisor is not an error: the next one gets the journal. The limit of open
     /// descriptors is none either: `file` is sent as it is.
     pub(crate) fn record(&mut self, event: Event, file: Option<Arc<File>>) -> Result<()> {
         let message = Message::Event(event);

@@ -92,7 +92,7 @@ impl Parent {
         self.0.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// A dead process is no parent: another one adopts its children.
+    /// A dead process is not a parent: another one adopts its children.
     fn is_alive(&self) -> bool {
         rustix::process::getppid() == Some(self.0)
     }
@@ -111,7 +111,7 @@ pub(crate) fn standard_input() -> Result<UnixStream> {
     let fd = std::io::stdin().as_fd().try_clone_to_owned();
     let fd = fd.map_err(|error| Error::io("taking standard input over", &error))?;
     if rustix::net::sockopt::socket_domain(&fd) != Ok(rustix::net::AddressFamily::UNIX) {
-        return Err(Error::invalid("standard input is no socket: this is started by `cotensor serve` alone"));
+        return Err(Error::invalid("standard input is not a socket: this is started by `cotensor serve` alone"));
     }
     Ok(fd.into())
 }

@@ -204,7 +204,7 @@ fn next_block_of_a_series_is_made_before_it_is_needed() {
     let bytes = content(1, 2 * MIB);
     let put = |n: usize| put(&producer, &format!("n{n}"), &bytes, LEASED).unwrap();
     let mut held = vec![put(0), put(1)];
-    assert_eq!(other.stats().ready_bytes, 0, "two tensors are no series");
+    assert_eq!(other.stats().ready_bytes, 0, "two tensors are not a series");
     let is_ready = || other.stats().ready_bytes == 2 * MIB as u64;
     // On a busy machine, puts can be too far apart for a series.
     until("the next block is ready", || {

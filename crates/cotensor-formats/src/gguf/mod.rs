@@ -154,7 +154,7 @@ fn tensor(bytes: &mut Bytes<'_, impl Read>, name: &str) -> Result<GgufTensor> {
         let columns = tensor.shape[tensor.shape.len() - 1];
         if !columns.is_multiple_of(elements) {
             return Err(Error::corrupt(format!(
-                "rows of {columns} elements are no multiple of {elements}, as {kind} is"
+                "rows of {columns} elements are not a multiple of {elements}, as {kind} is"
             )));
         }
         let all = tensor.shape.iter().try_fold(1u64, |all, &dim| all.checked_mul(dim as u64));
@@ -167,7 +167,7 @@ fn tensor(bytes: &mut Bytes<'_, impl Read>, name: &str) -> Result<GgufTensor> {
 /// The offset of a tensor from the start of the file.
 fn place(tensor: &GgufTensor, start: u64, alignment: u64, file_bytes: u64) -> Result<u64> {
     if !tensor.offset.is_multiple_of(alignment) {
-        return Err(Error::corrupt(format!("its offset {} is no multiple of {alignment}", tensor.offset)));
+        return Err(Error::corrupt(format!("its offset {} is not a multiple of {alignment}", tensor.offset)));
     }
     let offset = start.checked_add(tensor.offset);
     let end = offset.and_then(|offset| offset.checked_add(tensor.size_bytes.unwrap_or(0)));

@@ -40,7 +40,7 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>, twice: &HashSet<String>)
     if let Some(name) = [codes, scales].into_iter().find(|name| twice.contains(*name)) {
         return wrong(format!("{name:?} is defined more than once"));
     }
-    // Tensors that are no constants are the engine's to check.
+    // Tensors that are not constants are the engine's to check.
     if let Some(dims) = constants.dims(codes) {
         match shape.codes() {
             Some(wanted) if dims == wanted => {}

@@ -166,7 +166,7 @@ impl Graph {
     }
 }
 
-/// Whether the file has the weight with exchanged dimensions. `None` for a weight that is no matrix of `float32` or `float16`.
+/// Whether the file has the weight with exchanged dimensions. `None` for a weight that is not a matrix of `float32` or `float16`.
 fn stored_transposed(weight: &Weight) -> Option<bool> {
     let source = &weight.source;
     if !matches!(weight.dtype, DType::F32 | DType::F16) || source.dtype != weight.dtype || source.repack.is_some() {

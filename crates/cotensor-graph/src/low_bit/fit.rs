@@ -148,7 +148,7 @@ struct NewCodes<'w> {
 }
 
 impl NewCodes<'_> {
-    /// The name of codes in another form. `None` for those that are no constant of the product's groups.
+    /// The name of codes in another form. `None` for those that are not a constant of the product's groups.
     fn of(&mut self, build: &mut Builder, product: &Product, repack: Repack) -> Option<String> {
         let codes = product.codes.as_str();
         let key = (codes.to_owned(), repack);

@@ -48,7 +48,7 @@ impl Graph {
     /// This graph with codes in the place of some of its [`matrices`](Graph::matrices).
     ///
     /// # Panics
-    /// When the columns of a matrix are no multiple of the group.
+    /// When the columns of a matrix are not a multiple of the group.
     pub fn with_low_bits(mut self, chosen: &[(Matrix, LowBits)]) -> LowBitGraph {
         let mut build = Builder::new(&self.model);
         let mut stored = Vec::new();

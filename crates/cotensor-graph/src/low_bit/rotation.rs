@@ -2,7 +2,7 @@
 
 use crate::build::{Builder, int};
 
-/// The beginning of the name of the matrix, which is no matrix of the model.
+/// The beginning of the name of the matrix, which is not a matrix of the model.
 const HADAMARD: &str = "cotensor.hadamard.";
 
 /// Whether a weight is the matrix of rotations.

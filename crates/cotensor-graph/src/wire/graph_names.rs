@@ -24,7 +24,7 @@ impl Message {
     }
 }
 
-/// An encoded model with a name for each graph. `None` for bytes that are no message.
+/// An encoded model with a name for each graph. `None` for bytes that are not a message.
 pub(crate) fn name_graphs(model: &[u8]) -> Option<Vec<u8>> {
     let mut named = Vec::with_capacity(model.len() + 64);
     rewrite(model, Message::Model, &mut named)?;

@@ -13,7 +13,7 @@ use std::path::Path;
 pub(crate) enum FileState {
     /// There is no such file.
     Missing,
-    /// It has other bytes, or is no file.
+    /// It has other bytes, or is not a file.
     Damaged,
     /// It has the right bytes, or their hash is not known.
     Whole,

@@ -54,7 +54,7 @@ impl RepoFile {
         let is_path = !self.path.is_empty() && path.components().all(plain) && !self.path.ends_with('/');
         if !is_path || self.path.chars().count() > PATH_CHARS_MAX || self.path.contains(['\\', '\0', '\n', '\r']) {
             return Err(
-                Error::corrupt("the list of files has a path that is no plain relative path").in_field(self.path)
+                Error::corrupt("the list of files has a path that is not a plain relative path").in_field(self.path)
             );
         }
         if !is_hex(&self.git_sha1, SHA1_DIGITS)

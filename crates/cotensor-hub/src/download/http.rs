@@ -47,7 +47,7 @@ pub(crate) struct Http {
 pub(crate) fn connect(settings: &Settings) -> Result<Http> {
     let endpoint = settings.endpoint.clone().unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
     if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
-        return Err(Error::invalid(format!("{endpoint:?} is no address of a hub")).in_field("HF_ENDPOINT"));
+        return Err(Error::invalid(format!("{endpoint:?} is not an address of a hub")).in_field("HF_ENDPOINT"));
     }
     let limits = &settings.limits;
     Ok(Http {

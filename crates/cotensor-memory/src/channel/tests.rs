@@ -166,10 +166,10 @@ fn files_of_other_sizes_and_without_seals_are_refused() {
     assert!(files.check(&fewer).is_err());
     let mut swapped = files.try_clone().unwrap();
     swapped.pages[0] = writer.files().unwrap().ring;
-    assert!(swapped.check(&SIZE).is_err(), "a ring is no page");
+    assert!(swapped.check(&SIZE).is_err(), "a ring is not a page");
     let mut swapped = files.try_clone().unwrap();
     swapped.ring = writer.files().unwrap().pages.remove(0);
-    assert!(swapped.check(&SIZE).is_err(), "a page is no ring");
+    assert!(swapped.check(&SIZE).is_err(), "a page is not a ring");
 }
 
 /// Readers hold, check and drop frames while the producer publishes as fast as it can.

@@ -242,7 +242,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The names of the files below a folder, relative to it, without the manifest. `None` if one is no UTF-8 or has a line break.
+/// The names of the files below a folder, relative to it, without the manifest. `None` if one is not UTF-8 or has a line break.
 fn names_below(folder: &Path) -> Option<BTreeSet<String>> {
     let name = |path: PathBuf| {
         let name = path.strip_prefix(folder).ok()?.to_str()?;

@@ -21,7 +21,7 @@ const LIMITS: [libc::__rlimit_resource_t; 5] =
 ///
 /// Only makes system calls and writes no memory but its own stack, so that a copy of a process with threads can run it.
 pub(super) fn reset_inherited() {
-    // SAFETY: the calls get pointers to values on this stack, which they only read, or null. `SIG_DFL` is no handler. The
+    // SAFETY: the calls get pointers to values on this stack, which they only read, or null. `SIG_DFL` is not a handler. The
     // descriptor is closed here, and no other code has it.
     unsafe {
         for signal in 1..=libc::SIGRTMAX() {

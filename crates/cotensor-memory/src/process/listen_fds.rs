@@ -16,7 +16,7 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 /// the start of a program. Empty when `LISTEN_PID` names another process, and on every later call.
 ///
 /// # Errors
-/// `Invalid` when `LISTEN_FDS` is no number or counts descriptors that are not open.
+/// `Invalid` when `LISTEN_FDS` is not a number or counts descriptors that are not open.
 pub fn listen_fds_with_names() -> Result<Vec<(String, OwnedFd)>> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let own = variable("LISTEN_PID").parse() == Ok(std::process::id());

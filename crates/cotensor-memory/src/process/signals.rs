@@ -14,7 +14,7 @@ pub fn is_signal_ignored(signal: i32) -> bool {
 /// Ignores `SIGXFSZ`, which ends a process by default. A write beyond the file size limit (`ulimit -f`) then fails with
 /// an error.
 pub fn ignore_sigxfsz() {
-    // SAFETY: SIG_IGN is no handler, so no code of this process runs in signal context.
+    // SAFETY: SIG_IGN is not a handler, so no code of this process runs in signal context.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 

@@ -243,7 +243,7 @@ mod tests {
         let first = publish(&pool, 3 << 20, 1);
         publish(&pool, 5 << 20, 1);
         publish(&pool, 3 << 20, 1);
-        assert!(!pool.prefaulter.is_running(), "alternating lengths are no series");
+        assert!(!pool.prefaulter.is_running(), "alternating lengths are not a series");
         let second = publish(&pool, 3 << 20, 2);
         pool.prefaulter.wait_until_done();
         assert_eq!(pool.stats().free, 1);

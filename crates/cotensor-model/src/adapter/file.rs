@@ -39,7 +39,7 @@ pub fn save_adapter(adapter: &Adapter, path: &Path) -> Result<()> {
 /// Reads an adapter from a `.safetensors` file.
 ///
 /// # Errors
-/// `NotFound`, `Io`, or `Corrupt` for a file that is no adapter.
+/// `NotFound`, `Io`, or `Corrupt` for a file that is not an adapter.
 pub fn load_adapter(path: &Path) -> Result<Adapter> {
     let read = || {
         let file = File::open(path).map_err(|error| Error::io("cannot open", &error))?;

@@ -170,7 +170,7 @@ impl Adapter {
         let read = |name: &str, dtype: DType, limit: usize| {
             let (found, shape, bytes) = member(name)?;
             if found != dtype || shape.iter().product::<usize>() > limit {
-                return Err(Error::corrupt(format!("{found} {shape:?} is no member of an adapter")).in_field(name));
+                return Err(Error::corrupt(format!("{found} {shape:?} is not a member of an adapter")).in_field(name));
             }
             Ok((shape, bytes))
         };
@@ -184,7 +184,7 @@ impl Adapter {
         let (shape, weight) = read(WEIGHT, DType::F32, WEIGHTS_MAX)?;
         let (_, bias) = read(BIAS, DType::F32, WEIGHTS_MAX)?;
         let &[inputs, outputs] = &shape[..] else {
-            return Err(Error::corrupt(format!("{shape:?} is no matrix")).in_field(WEIGHT));
+            return Err(Error::corrupt(format!("{shape:?} is not a matrix")).in_field(WEIGHT));
         };
         let map = LinearMap::from_rows(inputs, outputs, numbers(&weight), numbers(&bias));
         Ok(Self { info, map: map.map_err(|error| Error::corrupt(error.to_string()).in_field(WEIGHT))? })
@@ -213,13 +213,13 @@ impl Adapter {
     /// Reads a published adapter.
     ///
     /// # Errors
-    /// `Corrupt` for a tensor that is no adapter.
+    /// `Corrupt` for a tensor that is not an adapter.
     pub fn of_lease(lease: &Lease) -> Result<Self> {
         let read = Self::from_members(|name| {
             let member = lease.member(name)?;
             Ok((member.layout().dtype(), member.shape().to_vec(), member.copy_to_host()?.into()))
         });
-        read.map_err(|error| Error::corrupt(format!("{} is no adapter: {error}", lease.name())))
+        read.map_err(|error| Error::corrupt(format!("{} is not an adapter: {error}", lease.name())))
     }
 }
 
@@ -238,7 +238,7 @@ mod hex {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Space, D::Error> {
         let text = String::deserialize(deserializer)?;
-        ContentHash::from_hex(&text).map(Space).ok_or_else(|| D::Error::custom(format!("{text:?} is no hash")))
+        ContentHash::from_hex(&text).map(Space).ok_or_else(|| D::Error::custom(format!("{text:?} is not a hash")))
     }
 }
 

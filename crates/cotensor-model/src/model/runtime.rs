@@ -136,7 +136,7 @@ impl Runtime {
     /// As [`open_variant`](Self::open_variant), for the id of a model only.
     ///
     /// # Errors
-    /// `Invalid` for a text that is no id; as [`Hub::find`] and [`Model::open_variant`].
+    /// `Invalid` for a text that is not an id; as [`Hub::find`] and [`Model::open_variant`].
     pub fn open_named(self: &Arc<Self>, id: &str, variant: Option<&str>) -> Result<Arc<Model>> {
         self.open_folder(&self.hub.find(&ModelId::parse(id)?, variant)?, variant)
     }

@@ -112,7 +112,7 @@ impl QuantizeOptions {
             return Err(format!("--keep {text}"));
         }
         let group = GROUPS.into_iter().find(|&group| group <= self.group && matrix.columns.is_multiple_of(group));
-        let group = group.ok_or_else(|| format!("{} columns are no multiple of 16", matrix.columns))?;
+        let group = group.ok_or_else(|| format!("{} columns are not a multiple of 16", matrix.columns))?;
         QuantSpec::new(width, group, self.scheme).map_err(|error| error.message().to_owned())
     }
 

@@ -165,6 +165,6 @@ pub struct Kept {
     /// Whether its elements are `float16`, which some engines read as `float32`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_float16: bool,
-    /// Why it stayed, for a matrix; `None` for a weight that is no matrix of a product or a table.
+    /// Why it stayed, for a matrix; `None` for a weight that is not a matrix of a product or a table.
     pub reason: Option<String>,
 }

@@ -21,7 +21,7 @@ pub(super) struct Encoded {
 /// Gives the codes of a matrix of the graph, or the reason why it stays as it is.
 pub(super) type Encode<'e> = dyn FnMut(&Graph, &Matrix) -> Result<std::result::Result<Encoded, String>> + 'e;
 
-/// Why a weight is no matrix that codes can replace; `None` for one that has no two dimensions.
+/// Why a weight is not a matrix that codes can replace; `None` for one that has no two dimensions.
 fn no_matrix(weight: &Weight) -> Option<String> {
     if weight.shape.len() != 2 {
         return None;

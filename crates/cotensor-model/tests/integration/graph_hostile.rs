@@ -366,7 +366,7 @@ fn blobs_that_models_of_a_hub_cache_share_load() {
     let linked = run_linear(&*load(&snapshot.join("model.onnx"), &*store()));
     let plain = run_linear(&*load_plain(&save(cache.path(), "plain.onnx", &embedded_linear())));
     assert_eq!(linked, plain);
-    // A link out of the cache is no blob.
+    // A link out of the cache is not a blob.
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("x"), f32_bytes(&noise(SIZE * SIZE, 1))).unwrap();
     std::fs::remove_file(snapshot.join("model.onnx_data")).unwrap();

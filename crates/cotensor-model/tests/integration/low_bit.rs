@@ -27,7 +27,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..rows * columns).map(|at| values[at % rows * columns + at / rows]).collect()
 }
 
-/// A table, a product by its transposition, a `Gemm` with either orientation, and a product whose columns are no multiple of 16.
+/// A table, a product by its transposition, a `Gemm` with either orientation, and a product whose columns are not a multiple of 16.
 /// `of` gives the matrix number 0, 1 or 2, `[rows, columns]`.
 pub(crate) fn network(opset: i64, of: impl Fn(usize) -> Vec<f32>) -> ModelProto {
     let columns = Some(COLUMNS as i64);

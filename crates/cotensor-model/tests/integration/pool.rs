@@ -20,7 +20,7 @@ fn models() -> PathBuf {
 }
 
 fn pool(max_connections: usize) -> ResourcePool {
-    // A name that is no folder must not reach a hub.
+    // A name that is not a folder must not reach a hub.
     let hub = Hub::new(Settings { offline: true, ..Settings::from_env() });
     let runtime = Runtime::with_hub(LocalStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
     ResourcePool::new(runtime, models(), max_connections).unwrap()

@@ -156,7 +156,7 @@ fn engines_subtract_zero_points_and_add_a_bias() {
         });
         let wanted: Vec<f32> = rows.collect();
         for engine in engines() {
-            // onnxruntime expands zero points that are no codes, and codes of 2 and 8 bits with activations in float32.
+            // onnxruntime expands zero points that are not codes, and codes of 2 and 8 bits with activations in float32.
             let keeps = engine.name() != RtenEngine::NAME && case.bits == 4 && case.zeros != Zeros::Float;
             let graph = open_for(&*engine, &path);
             graph.visit_nodes(&mut |node| {

@@ -52,7 +52,7 @@ pub fn variant(name: &str) -> Result<&'static Variant> {
     let is_named = |variant: &&Variant| variant.name == name || variant.aliases.iter().any(|alias| alias == name);
     variants().iter().find(is_named).ok_or_else(|| {
         let known: Vec<&str> = variants().iter().map(|variant| variant.name.as_str()).collect();
-        Error::invalid(format!("{name:?} is no variant; variants: {}", known.join(", "))).in_field("variant")
+        Error::invalid(format!("{name:?} is not a variant; variants: {}", known.join(", "))).in_field("variant")
     })
 }
 

@@ -128,7 +128,7 @@ impl GenerationConfig {
     /// `Invalid` for another value.
     pub fn token(&self, name: &str) -> Result<Option<i64>> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        value.as_i64().map(Some).ok_or_else(|| self.invalid(name, format!("{value} is no token id")))
+        value.as_i64().map(Some).ok_or_else(|| self.invalid(name, format!("{value} is not a token id")))
     }
 
     /// A token id or a list of token ids.
@@ -139,7 +139,7 @@ impl GenerationConfig {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
         let ids: Option<Vec<i64>> = list.iter().map(Value::as_i64).collect();
-        ids.ok_or_else(|| self.invalid(name, format!("{value} is no list of token ids")))
+        ids.ok_or_else(|| self.invalid(name, format!("{value} is not a list of token ids")))
     }
 
     /// The token that starts a decoding.
@@ -157,7 +157,7 @@ impl GenerationConfig {
     /// These parameters for texts with timestamps, and the rules of timestamps. `None` for a model without them.
     ///
     /// # Errors
-    /// `Invalid` for a value that is no token id or no number of steps.
+    /// `Invalid` for a value that is neither a token id nor a number of steps.
     pub fn with_timestamps(mut self) -> Result<Option<(Self, Timestamps)>> {
         let Some(none) = self.token("no_timestamps_token_id")? else { return Ok(None) };
         let end = self.tokens("eos_token_id")?.first().copied();
@@ -170,7 +170,7 @@ impl GenerationConfig {
 
     fn number(&self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        value.as_f64().map(Some).ok_or_else(|| self.invalid(name, format!("{value} is no number")))
+        value.as_f64().map(Some).ok_or_else(|| self.invalid(name, format!("{value} is not a number")))
     }
 
     fn length(&self, name: &str) -> Result<Option<usize>> {

@@ -95,7 +95,7 @@ impl ChatTemplate {
         self.rendered(messages.collect(), begins_answer)
     }
 
-    /// Checks that the prompt for a pair has both texts. The texts of the check are no part of each other, nor of a template.
+    /// Checks that the prompt for a pair has both texts. The texts of the check are not part of each other, nor of a template.
     ///
     /// # Errors
     /// `Unsupported` for a template without messages of the roles `query` and `document`, and as [`prompt`](Self::prompt).

@@ -24,7 +24,7 @@ const CLEAN_UP: [(&str, &str); 10] = [
 #[derive(Clone, Debug, PartialEq)]
 pub struct CtcDecoder {
     tokens: HashMap<u32, String>,
-    /// The token between two equal tokens of the text; it is no text itself.
+    /// The token between two equal tokens of the text; it is not text itself.
     blank: String,
     unknown: String,
     /// The token between two words, and the text in its place.

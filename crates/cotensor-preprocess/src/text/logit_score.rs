@@ -53,7 +53,7 @@ impl LogitScore {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
                 let token = value.as_u64().and_then(|token| u32::try_from(token).ok()).map(|token| token as usize);
-                token.map(Some).ok_or_else(|| refused(Error::invalid(format!("{value} is no token")), field))
+                token.map(Some).ok_or_else(|| refused(Error::invalid(format!("{value} is not a token")), field))
             }
         };
         let yes =

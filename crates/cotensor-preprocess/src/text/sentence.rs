@@ -75,7 +75,7 @@ impl SentenceProcessor {
     pub fn with_pooling(mut self, name: &str) -> Result<Self> {
         let Some(pooling) = pooling_named(name) else {
             let known: Vec<&str> = POOLINGS.iter().map(|(known, ..)| *known).collect();
-            let message = format!("{name:?} is no pooling; known: {}", known.join(", "));
+            let message = format!("{name:?} is not a pooling; known: {}", known.join(", "));
             return Err(Error::invalid(message).in_field("pooling"));
         };
         self.modules.poolings = vec![pooling];
@@ -126,7 +126,7 @@ impl SentenceProcessor {
     /// `None` if the graph does not read it (`is_read`) and none is named.
     ///
     /// # Errors
-    /// `Invalid` without a name, and for one that is no task; the message lists the tasks. `Unsupported` for a model that names
+    /// `Invalid` without a name, and for one that is not a task; the message lists the tasks. `Unsupported` for a model that names
     /// no tasks, and for a task of which a graph that does not read it may have other weights.
     pub fn task(&self, name: Option<&str>, is_read: bool) -> Result<Option<i64>> {
         let refused = |message: &str| Error::unsupported(message).in_file(&self.config).in_field(TASKS);

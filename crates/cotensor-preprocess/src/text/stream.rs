@@ -1,7 +1,7 @@
 use cotensor_core::{Error, Result};
 use tokenizers::Tokenizer;
 
-/// What a tokenizer gives for bytes that are no character, such as the first bytes of one.
+/// What a tokenizer gives for bytes that are not a character, such as the first bytes of one.
 const INCOMPLETE: char = '\u{fffd}';
 
 /// Turns token ids into text one by one. The pieces together are the text of all ids: a token that is only a part of a

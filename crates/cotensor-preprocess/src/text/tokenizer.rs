@@ -83,7 +83,7 @@ impl TextProcessor {
         let side = |field: &str| match config.get(field).and_then(serde_json::Value::as_str) {
             None | Some("right") => Ok(false),
             Some("left") => Ok(true),
-            Some(other) => Err(refused(Error::invalid(format!("{other:?} is no side")), field)),
+            Some(other) => Err(refused(Error::invalid(format!("{other:?} is not a side")), field)),
         };
         let own = config.get("model_max_length").and_then(serde_json::Value::as_f64).map(|length| length as u64);
         if let Some(length) = own.filter(|&length| length < LENGTH_MAX) {
@@ -216,11 +216,11 @@ impl TextProcessor {
     /// begins and ends each text. The limits are those of [`tokenize`](Self::tokenize).
     ///
     /// # Errors
-    /// `Invalid` for an id that is no token, for other tokens at the beginning or the end, for a tokenizer that adds no
+    /// `Invalid` for an id that is not a token, for other tokens at the beginning or the end, for a tokenizer that adds no
     /// tokens there, by which its ids could be told from those of another one, and for more tokens than the limit.
     pub fn tokens(&self, ids: &[u32], length: Option<usize>) -> Result<TextTokens> {
         if let Some(id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {
-            return Err(Error::invalid(format!("{id} is no token of this model's tokenizer")));
+            return Err(Error::invalid(format!("{id} is not a token of this model's tokenizer")));
         }
         let name = |id: &u32| self.tokenizer.id_to_token(*id).unwrap_or_default();
         let around = encoded(&self.tokenizer, "a".into(), true)?;

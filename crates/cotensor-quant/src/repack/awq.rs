@@ -29,8 +29,8 @@ impl AwqLinear<'_> {
     /// The matrix of these tensors. Its elements `(code − zero) · scale` are exact for scales of 16 binary digits or fewer.
     ///
     /// # Errors
-    /// `Corrupt`, with the tensor as the field, for another length; `Unsupported` for rows that are no multiple of 8, for groups that are no
-    /// multiple of 16, and for scales whose elements would be rounded.
+    /// `Corrupt`, with the tensor as the field, for another length; `Unsupported` for rows that are not a multiple of 8, for groups that are not
+    /// a multiple of 16, and for scales whose elements would be rounded.
     pub fn matrix(&self) -> Result<RepackedMatrix> {
         let (rows, columns) = (self.rows, self.columns);
         let count = elements([rows, columns])?;

@@ -43,7 +43,7 @@ impl GgufBlocks {
     /// `float32` once.
     ///
     /// # Errors
-    /// `Corrupt`, with the field, for columns that are no whole blocks, another number of bytes, and scales that are not finite.
+    /// `Corrupt`, with the field, for columns that are not whole blocks, another number of bytes, and scales that are not finite.
     pub fn matrix(self, rows: usize, columns: usize, bytes: &[u8]) -> Result<RepackedMatrix> {
         let (of_block, block_bytes) = self.block();
         let count = elements([rows, columns])?;

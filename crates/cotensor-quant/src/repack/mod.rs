@@ -42,7 +42,7 @@ impl RepackedMatrix {
     /// of at most 256 codes.
     ///
     /// # Errors
-    /// `Unsupported`, with the field, for a group that is no multiple of 16, and for columns that are no whole groups; `Corrupt` for scales
+    /// `Unsupported`, with the field, for a group that is not a multiple of 16, and for columns that are not whole groups; `Corrupt` for scales
     /// that are not finite.
     fn of(
         width: Width,

@@ -15,7 +15,7 @@ use cotensor_core::{Error, Result};
 /// Quantizes a matrix of `rows × columns` weights, row by row. Magnitudes below about 10⁻⁷ become zero.
 ///
 /// # Errors
-/// `Invalid`, with the field, if `weights` has another length, if the columns are no multiple of [`QuantSpec::columns_unit`], and for a weight
+/// `Invalid`, with the field, if `weights` has another length, if the columns are not a multiple of [`QuantSpec::columns_unit`], and for a weight
 /// that is not finite or beyond 65504, the largest float16.
 pub fn quantize(weights: &[f32], rows: usize, columns: usize, spec: &QuantSpec) -> Result<QuantTensor> {
     let mut tensor = QuantTensor::zeros(rows, columns, spec)?;

@@ -23,7 +23,7 @@ fn inputs(count: usize, seed: u64) -> Vec<f32> {
 
 fn moments(inputs: &[f32]) -> InputMoments {
     let mut moments = InputMoments::new(COLUMNS);
-    // In parts that are no multiple of what is added at a time.
+    // In parts that are not a multiple of what is added at a time.
     for part in inputs.chunks(5 * COLUMNS) {
         moments.add(part);
     }

@@ -18,7 +18,7 @@ pub struct Deadline {
 }
 
 impl From<Option<Duration>> for Deadline {
-    /// A limit of `timeout` from now. None and times beyond the clock's range are no limit.
+    /// A limit of `timeout` from now. None and times beyond the clock's range mean no limit.
     fn from(timeout: Option<Duration>) -> Self {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         Self { timeout, end, margin: ANSWER_MARGIN }

@@ -20,7 +20,7 @@ pub struct WaitLimit<'a> {
 }
 
 impl<'a> WaitLimit<'a> {
-    /// A wait of at most `timeout`. A time beyond the clock's range is no limit.
+    /// A wait of at most `timeout`. A time beyond the clock's range means no limit.
     pub(super) fn after(timeout: Option<Duration>) -> Self {
         Self { deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)), ..Self::default() }
     }

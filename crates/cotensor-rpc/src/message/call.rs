@@ -40,7 +40,7 @@ fn structured<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Optio
 pub enum Message {
     /// One call.
     Single(Call),
-    /// Calls with one common answer, and the answers to elements that are no calls.
+    /// Calls with one common answer, and the answers to elements that are not calls.
     Batch(Vec<Result<Call, Response>>),
     /// No call: the answer.
     Refused(Response),

@@ -85,7 +85,7 @@ impl Response {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// The answer to a message that is no request.
+    /// The answer to a message that is not a request.
     pub(super) fn refused(code: ErrorCode) -> Self {
         // The specification's spelling.
         let message = if code == ErrorCode::InvalidRequest { "Invalid Request" } else { code.message() };

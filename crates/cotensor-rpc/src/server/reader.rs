@@ -86,7 +86,7 @@ impl Reader {
     /// The next message; none at the end of the connection.
     ///
     /// # Errors
-    /// `Corrupt` for bytes that are no frame, `TimedOut` for a message that takes too long, `Io` when the socket fails.
+    /// `Corrupt` for bytes that are not a frame, `TimedOut` for a message that takes too long, `Io` when the socket fails.
     pub fn next(&mut self, socket: &UnixStream, busy_poll: bool) -> Result<Option<Frame>> {
         loop {
             if let Some(frame) = self.decoder.take()? {

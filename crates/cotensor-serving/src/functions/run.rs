@@ -121,7 +121,7 @@ pub(super) fn get(models: &LoadedModels, name: &str, field: &str, variant: Optio
             let message = format!("no folder {name:?}: name a folder by its absolute path, or a model on the hub");
             return Error::not_found(message).in_field(field);
         }
-        error.prefixed(format_args!("{name:?} is no absolute path of a folder; by name")).in_field(field)
+        error.prefixed(format_args!("{name:?} is not an absolute path of a folder; by name")).in_field(field)
     })
 }
 

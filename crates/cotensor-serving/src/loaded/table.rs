@@ -225,7 +225,7 @@ impl LoadedModels {
     /// The score of each text for a query, in the order of the texts.
     ///
     /// # Errors
-    /// `Unsupported` for a model that is no reranker; as [`get`](Self::get) and
+    /// `Unsupported` for a model that is not a reranker; as [`get`](Self::get) and
     /// [`run_user`](cotensor_model::pipeline::run_user).
     pub(crate) async fn rerank(self: &Arc<Self>, name: &str, query: String, texts: Vec<String>) -> Result<Vec<Score>> {
         let (this, name) = (Arc::clone(self), name.to_owned());

@@ -34,8 +34,8 @@ impl Fields {
         });
         match parsed {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(ApiError::invalid("", "the body is no JSON object")),
-            Err(error) => Err(ApiError::with_status(StatusCode::BAD_REQUEST, format!("the body is no JSON: {error}"))),
+            Ok(_) => Err(ApiError::invalid("", "the body is not a JSON object")),
+            Err(error) => Err(ApiError::with_status(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}"))),
         }
     }
 
@@ -45,7 +45,7 @@ impl Fields {
     /// Without the list, for more than `most` texts or none, and for an element of another kind.
     pub(super) fn texts(&mut self, name: &str, most: usize) -> Result<Vec<String>, ApiError> {
         let refused = |message: String| ApiError::invalid(name, message);
-        let Some(Value::Array(list)) = self.take(name) else { return Err(refused(format!("{name} is no list"))) };
+        let Some(Value::Array(list)) = self.take(name) else { return Err(refused(format!("{name} is not a list"))) };
         check_count(name, list.len(), most)?;
         let text = |(at, value): (usize, Value)| match value {
             Value::String(text) => Ok(text),
@@ -87,7 +87,7 @@ impl Fields {
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(ApiError::invalid(name, format!("{name} is no text"))),
+            Some(_) => Err(ApiError::invalid(name, format!("{name} is not text"))),
         }
     }
 
@@ -140,7 +140,7 @@ impl Fields {
     pub(super) fn count(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let count = value.as_u64().and_then(|count| usize::try_from(count).ok()).filter(|&count| count > 0);
-        count.map(Some).ok_or_else(|| ApiError::invalid(name, format!("{name} is no number from 1 on")))
+        count.map(Some).ok_or_else(|| ApiError::invalid(name, format!("{name} is not a number from 1 on")))
     }
 
     /// The name of the model; without the field, that of the only loaded one with a task of this kind, because clients of
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(replaced(r#""a\ud800""#).unwrap(), r#""a\ufffd""#);
         assert_eq!(replaced(r#""\udc00\ud83d\ude00\uD83Dx""#).unwrap(), r#""\ufffd\ud83d\ude00\ufffdx""#);
         assert_eq!(replaced(r#""\ud83d\ud83d\ude00""#).unwrap(), r#""\ufffd\ud83d\ude00""#);
-        // An escaped backslash before a u is no escape of a character.
+        // An escaped backslash before a u is not an escape of a character.
         for whole in [r#""\\ud800""#, r#""\ud83d\ude00""#, r#""\u00e9""#, "\"\\", "\\", "\\ud8", ""] {
             assert_eq!(replaced(whole), None, "{whole}");
         }

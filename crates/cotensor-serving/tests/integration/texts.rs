@@ -150,7 +150,7 @@ fn tokens_of_the_model_are_embedded_and_others_refused() {
     let long: Vec<u64> = [id("[CLS]")].into_iter().chain([id("a"); 80]).chain([id("[SEP]")]).collect();
     for (input, words) in [
         (json!([tokens, [id("a"), id("a")]]), "text 1 of input: the tokens of this model begin with \"[CLS]\""),
-        (json!([tokens, [100_277]]), "text 1 of input: 100277 is no token"),
+        (json!([tokens, [100_277]]), "text 1 of input: 100277 is not a token"),
         (json!([[id("[CLS]"), id("[SEP]")]]), "not of a whole text"),
         (json!([long]), "82 tokens; the model reads 64"),
     ] {
@@ -160,6 +160,6 @@ fn tokens_of_the_model_are_embedded_and_others_refused() {
     }
     for input in [json!([[]]), json!([[-1]]), json!([[1.5]]), json!([["a"]])] {
         let (status, answer) = server.post("/v1/embeddings", &json!({"model": bert, "input": input}));
-        assert!(status == 400 && message(&answer).contains("input[0] is no list of token numbers"), "{answer}");
+        assert!(status == 400 && message(&answer).contains("input[0] is not a list of token numbers"), "{answer}");
     }
 }

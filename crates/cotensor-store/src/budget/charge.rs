@@ -31,7 +31,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of `max` bytes of host memory; `u64::MAX` is no limit.
+    /// A budget of `max` bytes of host memory; `u64::MAX` means no limit.
     pub fn new(max: u64) -> Arc<Self> {
         Self::with_metadata(max, 0)
     }

@@ -130,7 +130,7 @@ impl VersionQueues {
     }
 
     /// Gives the older half of the leases of every queue up, because memory is needed. The changes stay in the queues. False when there
-    /// was no lease.
+    /// was not a lease.
     pub(crate) fn give_up(&self) -> bool {
         let queues: Vec<_> = read(&self.queues).values().cloned().collect();
         let mut given = Unqueued::default();

@@ -25,7 +25,7 @@ class SavedTensors:
     def pack(self, tensor: torch.Tensor) -> Any:
         """What is kept of a tensor."""
         if transforms.active() is not None:
-            # It may have no memory, and it is no copy of a weight that the session knows.
+            # It may have no memory, and it is not a copy of a weight that the session knows.
             return tensor
         with torch._C.DisableTorchFunction():
             if not tensor.is_cpu:

@@ -47,7 +47,7 @@ class SimulatedTensor(torch.Tensor):
             raise NotImplementedError(f"tensors on {torch.device('simulated', index)} have no layout {raw.layout}")
         strided = raw.layout == torch.strided
         buffers = [MEMORIES[index].buffer_of(part) for part in parts(raw)] if has_memory(raw) else None
-        # In inference mode, views of other tensors are no inference tensors.
+        # In inference mode, views of other tensors are not inference tensors.
         with torch.inference_mode(raw.is_inference()):
             tensor = torch.Tensor._make_wrapper_subclass(
                 cls,

@@ -88,7 +88,7 @@ def joined(name: str, structure: Any, tensors: Mapping[str, torch.Tensor]) -> An
         if depth > DEPTH_MAX:
             raise wrong(f"deeper than {DEPTH_MAX} levels")
         if not isinstance(node, list) or len(node) != 2:
-            raise wrong("a node is no pair")
+            raise wrong("a node is not a pair")
         kind, value = node
         if kind == "value" and not isinstance(value, (dict, list)):
             return value

@@ -82,7 +82,7 @@ pub fn run_model_process(options: &ModelProcess) -> Result<()> {
     print(&Line::First(Box::new(answer()?.0)))?;
     for line in std::io::stdin().lines() {
         let line = line.map_err(|error| Error::io("reading standard input", &error))?;
-        let count: usize = line.trim().parse().map_err(|_| Error::invalid(format!("{line:?} is no number")))?;
+        let count: usize = line.trim().parse().map_err(|_| Error::invalid(format!("{line:?} is not a number")))?;
         let times = (0..count).map(|_| Ok(answer()?.1)).collect::<Result<Vec<_>>>()?;
         print(&Line::TimesMs(times))?;
     }

@@ -102,7 +102,7 @@ impl PackedEntry {
     }
 
     /// # Errors
-    /// `Corrupt` for bytes that are no entry.
+    /// `Corrupt` for bytes that are not an entry.
     pub(super) fn unpack(&self, id: Id) -> Result<Entry> {
         let mut reader = Reader(&self.0);
         let flags = reader.byte()?;

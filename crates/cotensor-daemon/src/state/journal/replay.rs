@@ -88,7 +88,7 @@ impl Journal {
     /// Adds a block from [`hand_over`](Self::hand_over).
     ///
     /// # Errors
-    /// `Corrupt` for bytes that are no block; as [`apply`](Self::apply).
+    /// `Corrupt` for bytes that are not a block; as [`apply`](Self::apply).
     pub(crate) fn apply_block(&mut self, block: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
         let mut fds = fds.into_iter();
         for item in Items::of(block)? {

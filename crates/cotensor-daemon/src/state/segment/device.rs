@@ -20,7 +20,7 @@ impl DeviceSegment {
     /// A segment of `len` bytes of `device`.
     ///
     /// # Errors
-    /// `Refused` for a descriptor that is no memory of such a device.
+    /// `Refused` for a descriptor that is not memory of such a device.
     pub(super) fn new(file: Arc<File>, len: usize, device: Device) -> Result<Self> {
         let found = fstat(&*file).map_err(|error| Error::io("reading a segment's status", &error.into()))?;
         let is_memory = match (device, FileType::from_raw_mode(found.st_mode)) {

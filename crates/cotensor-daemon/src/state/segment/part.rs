@@ -22,7 +22,7 @@ impl Part {
     pub(crate) fn new(slab: Arc<Slab>, offset: usize, len: usize) -> Result<Self> {
         if !offset.is_multiple_of(cotensor_core::ALIGNMENT) || offset.checked_add(len).is_none_or(|end| end > slab.len)
         {
-            let message = format!("{len} bytes at {offset} are no place in a slab of {}", slab.len);
+            let message = format!("{len} bytes at {offset} are not a place in a slab of {}", slab.len);
             return Err(Error::invalid(message).in_field("offset"));
         }
         let mut uses = slab.uses();

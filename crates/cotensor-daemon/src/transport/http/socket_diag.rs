@@ -127,7 +127,7 @@ mod tests {
             assert_eq!(owner(socket, other), Owner::User(own), "{address}");
             let elsewhere = SocketAddr::new(other.ip(), 1);
             assert_eq!(owner(socket, elsewhere), Owner::None);
-            // A listener is no connection.
+            // A listener is not a connection.
             assert_eq!(owner(other, elsewhere), Owner::None);
             drop((client, listener));
             assert_eq!(owner(socket, other), Owner::None, "closed");

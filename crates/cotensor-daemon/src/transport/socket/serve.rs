@@ -79,7 +79,7 @@ impl Daemon {
                             tracing::error!("new clients cannot find this daemon: {message}");
                             misplaced = message;
                         }
-                        // A file that is no socket is a mistake of a user, and no reason to end.
+                        // A file that is not a socket is a mistake of a user, and no reason to end.
                         let is_displaced = error.kind() == ErrorKind::Conflict && listening.is_displaced();
                         conflicts = if is_displaced { conflicts + 1 } else { 0 };
                         if conflicts >= MISPLACED_CHECKS && self.clients() == 0 {

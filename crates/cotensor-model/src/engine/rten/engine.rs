@@ -122,7 +122,7 @@ impl Engine for RtenEngine {
 
     fn check(&self, graph: &Graph) -> Result<()> {
         if let Some(node) = graph.unchecked_product() {
-            let message = "its codes or scales are no constants, which rten would not check";
+            let message = "its codes or scales are not constants, which rten would not check";
             return Err(Error::unsupported(message).in_file(graph.path()).in_field(node));
         }
         refuse_cubic_resize(graph)

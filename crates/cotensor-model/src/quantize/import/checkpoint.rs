@@ -88,7 +88,7 @@ impl Checkpoint {
             |part: &str, message: String| Err(Error::corrupt(message).in_field(format!("{stem}.{part}")).in_file(path));
         let bits = self.config.width.bits() as usize;
         let &[first, second] = codes.shape.as_slice() else {
-            return refused("qweight", format!("{:?} is no matrix", codes.shape));
+            return refused("qweight", format!("{:?} is not a matrix", codes.shape));
         };
         if first == 0 || second == 0 {
             return refused("qweight", format!("{first} × {second} words"));
@@ -212,7 +212,7 @@ fn files_of(path: &Path) -> Result<(PathBuf, Vec<PathBuf>)> {
     }
     let file = |name: &String| {
         let is_plain = Path::new(name).components().count() == 1 && Path::new(name).file_name().is_some();
-        let wrong = || corrupt(format!("{name:?} is no file of the folder")).in_field("weight_map");
+        let wrong = || corrupt(format!("{name:?} is not a file of the folder")).in_field("weight_map");
         if is_plain { Ok(path.join(name)) } else { Err(wrong()) }
     };
     Ok((path.to_path_buf(), names.into_iter().map(file).collect::<Result<_>>()?))

@@ -56,7 +56,7 @@ impl GgufFile {
                 continue;
             }
             let &[rows, columns] = tensor.shape.as_slice() else {
-                return Err(refused(Error::unsupported(format!("{:?} is no matrix", tensor.shape))));
+                return Err(refused(Error::unsupported(format!("{:?} is not a matrix", tensor.shape))));
             };
             let rows_of_head = rows_of_head(&gguf, architecture.name, named.heads, rows).map_err(refused)?;
             let bytes = tensor.size_bytes.unwrap_or_default();

@@ -92,7 +92,7 @@ impl Architecture {
     /// The parameter of a tensor.
     ///
     /// # Errors
-    /// `Unsupported` for a tensor that is no matrix of the architecture.
+    /// `Unsupported` for a tensor that is not a matrix of the architecture.
     pub(super) fn parameter(&self, tensor: &str) -> Result<Named> {
         let unknown = || Error::unsupported(format!("no matrix of the architecture {:?} has this name", self.name));
         let stem = tensor.strip_suffix(".weight").ok_or_else(unknown)?;

@@ -16,7 +16,7 @@ pub(super) struct Recorder {
     keys: Vec<u64>,
     pub(super) operations: Vec<Operation>,
     places: HashMap<u64, Vec<usize>>,
-    /// Shorter repetitions are no period.
+    /// Shorter repetitions are not a period.
     shortest: usize,
     /// Length of the recording at which it is searched again.
     next_search: usize,
