@@ -77,7 +77,7 @@ __version__: str
 
 @final
 class Driver:
-    def __new__(cls, strategy: str, budget: int, bandwidth: int, latency_ns: int = 0) -> Self: ...
+    def __new__(cls, strategy: object, budget: int, bandwidth: int, latency_ns: int = 0) -> Self: ...
     def add_tensor(self, size: int) -> int: ...
     def add_operation(self, name: str, uses: Sequence[int]) -> int: ...
     def announce(self, operations: Sequence[tuple[int, int]]) -> None: ...
@@ -786,7 +786,7 @@ class PooledModel:
         *,
         user: str,
         text: Optional[str] = None,
-        image: Optional[Union[_Path, bytes]] = None,
+        image: Optional[Union[_Path, bytes, tuple[bytes, int, int]]] = None,
         audio: Optional[Union[_Path, bytes]] = None,
         texts: Optional[Sequence[str]] = None,
         head: Optional[str] = None,

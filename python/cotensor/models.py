@@ -21,9 +21,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
-from ._native import ResourcePool, SharedTensor, Store, Tensor
+from ._native import PooledModel, ResourcePool, SharedTensor, Store, Tensor
 from .errors import ConflictError, InvalidError
-from .pool import Model, ResourcePoolBridgeIntegration, as_inputs
+from .pool import ResourcePoolBridgeIntegration, as_inputs
 
 #: A tensor that a model made: as a shared tensor, or as the result of a call or of a store.
 _Embedding = Union[SharedTensor, Tensor]
@@ -181,7 +181,7 @@ class FamilyModel:
             self._hardware._configure(config)
         self._optimized = known.pop("use_optimized_ops", None) is not False
         self._options = {name: value for name, value in known.items() if value is not None}
-        self._model: Optional[Model] = None
+        self._model: Optional[PooledModel] = None
         #: The family: ``bert``, ``vit``, …
         self.family = family
         #: The name of its folder, or its name on the hub. It holds the model's tensors.
@@ -195,12 +195,12 @@ class FamilyModel:
     @property
     def skipped(self) -> Dict[str, str]:
         """The preferred devices that are not available, each with the reason."""
-        return self._opened().skipped
+        return dict(self._opened().skipped)
 
     @property
     def tasks(self) -> List[str]:
         """The tasks of the family."""
-        return self._opened().tasks
+        return [name for name, _ in self._opened().tasks]
 
     async def initialize(self) -> None:
         """Opens the model and loads its graphs, once for all models of the backend. Files that the hub's cache lacks are
@@ -212,13 +212,13 @@ class FamilyModel:
         if "precision" in self._options:
             preferences["precision"] = self._options["precision"]
         pool = self._hardware._pool(self._optimized)
-        model = await pool.get_model(self.family, self.model_id, preferences)
-        await asyncio.to_thread(model._model.initialize)
+        model = await pool._load(self.family, self.model_id, preferences)
+        await asyncio.to_thread(model.initialize)
         self._model = model
 
     async def tokenize(self, text: str) -> Tokens:
         """The tokens of a text, as the model reads them."""
-        rows = await asyncio.to_thread(self._opened()._model.tokenize, text)
+        rows = await asyncio.to_thread(self._opened().tokenize, text)
         ids, mask, types = (tuple(row) for row in rows)
         return Tokens(text, ids, mask, types)
 
@@ -251,21 +251,21 @@ class FamilyModel:
     def get_shared_tensor(self, kind: str) -> SharedTensor:
         """The tensor of this kind (``"vision_embedding"``) that the model made of its last input. The model holds it until it
         processes another input or is disposed. Raises :class:`NotFoundError` for a kind that it did not make."""
-        return self._opened()._model.get_shared_tensor(kind)
+        return self._opened().get_shared_tensor(kind)
 
     def use_shared_tensor(self, shared_tensor: SharedTensor) -> None:
         """Acquires a tensor for this model: its reference count rises by one."""
-        self._opened()._model.use_shared_tensor(shared_tensor)
+        self._opened().use_shared_tensor(shared_tensor)
 
     def release_shared_tensor(self, shared_tensor: SharedTensor) -> None:
         """Releases one acquire of this model. Raises :class:`ConflictError` if it has none."""
-        self._opened()._model.release_shared_tensor(shared_tensor)
+        self._opened().release_shared_tensor(shared_tensor)
 
     async def dispose(self) -> None:
         """Releases the tensors that the model holds, and the model. A second call has no effect."""
         model, self._model = self._model, None
         if model is not None:
-            await asyncio.to_thread(model._model.dispose)
+            await asyncio.to_thread(model.dispose)
 
     async def __aenter__(self) -> "FamilyModel":
         await self.initialize()
@@ -274,7 +274,7 @@ class FamilyModel:
     async def __aexit__(self, *_exception: object) -> None:
         await self.dispose()
 
-    def _opened(self) -> Model:
+    def _opened(self) -> PooledModel:
         if self._model is None:
             raise InvalidError(f"{self.model_id} is not initialized, or disposed: await initialize() first")
         return self._model
@@ -295,7 +295,7 @@ class FamilyModel:
         task = given.pop("task", None)
 
         def run() -> Dict[str, Any]:
-            return model._model.run(task, user=self.model_id, shared_embeddings=embeddings, keep=True, **given)
+            return model.run(task, user=self.model_id, shared_embeddings=embeddings, keep=True, **given)
 
         result = await asyncio.to_thread(run)
         result["device"] = model.device

@@ -14,7 +14,6 @@ A model is a folder in the layout of model hubs: config.json, tokenizer.json or 
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import queue
 import threading
@@ -24,17 +23,6 @@ from . import _checks, _elsewhere
 from ._native import PooledModel, ResourcePool, SharedTensor, Store, TensorSharingManager
 from .errors import InvalidError, UnsupportedError
 
-#: The default task for each combination of inputs, if the model supports it.
-_TASKS = {
-    frozenset({"text"}): ("sentence-embedding", "text-generation", "text2text-generation"),
-    frozenset({"image"}): ("image-to-text", "image-embedding", "object-detection"),
-    frozenset({"image", "text"}): ("image-text-retrieval", "image-text-to-text"),
-    frozenset({"image", "texts"}): ("zero-shot-image-classification",),
-    frozenset({"audio"}): ("transcription", "audio-embedding"),
-    frozenset({"audio", "text"}): ("zero-shot-audio-classification",),
-    frozenset({"audio", "texts"}): ("zero-shot-audio-classification",),
-    frozenset({"text", "texts"}): ("rerank",),
-}
 _INPUTS = ("text", "image", "audio", "texts")
 #: Options of tasks that decode.
 _DECODING = ("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "seed", "on_text")
@@ -109,6 +97,11 @@ class ResourcePoolBridgeIntegration:
         Raises :class:`NotFoundError` without such a folder or name, :class:`InvalidError` for a model of another type,
         :class:`UnsupportedError` if no preferred device is available, and for an unknown preference or precision.
         """
+        return Model(await self._load(model_type, model_name, hardware_preferences), model_name)
+
+    async def _load(
+        self, model_type: str, model_name: str, hardware_preferences: Optional[Mapping[str, Any]] = None
+    ) -> PooledModel:
         preferences = dict(hardware_preferences or {})
         devices = preferences.pop("priority_list", None)
         precision = preferences.pop("precision", None)
@@ -129,11 +122,10 @@ class ResourcePoolBridgeIntegration:
             )
 
         try:
-            found = await asyncio.to_thread(load)
+            return await asyncio.to_thread(load)
         finally:
             # After Ctrl-C or a cancellation: the end of the loop waits for its threads.
             is_wanted = False
-        return Model(found, model_name)
 
     def _folder(self, name: str, precision: Optional[str], mixed: bool) -> Optional[str]:
         """The folder of a model whose files have come from another node. None if it is found by its name."""
@@ -229,8 +221,8 @@ class Model:
         """Runs the model on a text, or on a dict (or keywords) of ``text``, ``image``, ``audio``, ``texts``.
 
         An image is the path or bytes of a file (PNG, JPEG, WebP, BMP), a PIL image, or a uint8 array [height, width, 3]. Audio is
-        the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``; it is required where the inputs
-        allow several. ``texts`` of one text is the beginning of a caption. With ``chat``, the text is a message for the model's
+        the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``: by default that of the class in the
+        model's config.json, else the first one that reads exactly these inputs and needs no head. ``texts`` of one text is the beginning of a caption. With ``chat``, the text is a message for the model's
         chat template. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the
         task; ``do_sample``, ``temperature``, ``top_k``, ``top_p`` and ``seed`` draw tokens. ``on_text`` is called with each piece
         of a text while it is decoded; ``stream`` gives the pieces as an iterator.
@@ -241,8 +233,7 @@ class Model:
         """
         given = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
         given = as_inputs({**given, **more})
-        task = given.pop("task", None) or self._task(given)
-        result: dict[str, Any] = self._model.run(task, user=self.name, **given)
+        result: dict[str, Any] = self._model.run(given.pop("task", None), user=self.name, **given)
         result["device"] = self.device
         return result
 
@@ -278,17 +269,6 @@ class Model:
         finally:
             closed.set()
 
-    def _task(self, given: Mapping[str, Any]) -> str:
-        wanted = _TASKS.get(frozenset(name for name in _INPUTS if name in given), ())
-        for task in wanted:
-            if task in self.tasks:
-                return task
-        names = ", ".join(sorted(given)) or "nothing"
-        raise InvalidError(
-            f"{self.name} ({self.family}) got {names}: pass task=, one of {', '.join(self.tasks)}",
-            field="task",
-        )
-
     def __repr__(self) -> str:
         return f"<Model {self.name!r}, {self.family} on {self.device}>"
 
@@ -311,52 +291,27 @@ def as_inputs(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _image(image: Any, size: tuple[int, ...] = ()) -> Union[str, bytes]:
-    """The path or the bytes of an image file. ``size`` is the width and the height of pixels; other images have their own."""
+def _image(image: Any, size: tuple[int, ...] = ()) -> Union[str, bytes, tuple[bytes, int, int]]:
+    """The path or the bytes of an image file; or pixels with width and height, which ``size`` is for pixels in bytes."""
     if isinstance(image, (bytes, bytearray, memoryview)):
-        pixels = bytes(image)
+        data = bytes(image)
         # A browser's ImageData: rows of red, green, blue and opacity, without a header.
-        if size and len(pixels) in (3 * size[0] * size[1], 4 * size[0] * size[1]):
-            import numpy
-
-            return _png(numpy.frombuffer(pixels, numpy.uint8).reshape(size[1], size[0], -1))
-        return pixels
+        if size and len(data) in (3 * size[0] * size[1], 4 * size[0] * size[1]):
+            return data, size[0], size[1]
+        return data
     if isinstance(image, (str, os.PathLike)):
         return os.fsdecode(image)
     if hasattr(image, "save") and hasattr(image, "mode"):
-        file = io.BytesIO()
-        image.convert("RGB").save(file, format="PNG")
-        return file.getvalue()
-    shape = tuple(getattr(image, "shape", ()))
-    if size and shape[:2] != (size[1], size[0]):
-        raise InvalidError(f"the image has shape {list(shape)}", field="width")
-    return _png(image)
-
-
-def _png(array: Any) -> bytes:
-    """An array of uint8 [height, width, 3] as a PNG file. A fourth channel, the opacity, is dropped."""
-    import struct
-    import zlib
-
+        return image.convert("RGB").tobytes(), image.width, image.height
     import numpy
 
-    pixels = numpy.asarray(array)
-    if pixels.dtype == numpy.uint8 and pixels.ndim == 3 and pixels.shape[2] == 4:
-        pixels = pixels[..., :3]
-    if pixels.dtype != numpy.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
+    pixels = numpy.asarray(image)
+    if size and pixels.shape[:2] != (size[1], size[0]):
+        raise InvalidError(f"the image has shape {list(pixels.shape)}", field="width")
+    if pixels.dtype != numpy.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or 0 in pixels.shape:
         message = f"an image is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}"
         raise InvalidError(message, field="image")
-    height, width = pixels.shape[:2]
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    # Each row begins with the number of its filter: none.
-    rows = numpy.zeros((height, 1 + 3 * width), numpy.uint8)
-    rows[:, 1:] = pixels.reshape(height, 3 * width)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(rows.tobytes(), 1)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return pixels.tobytes(), pixels.shape[1], pixels.shape[0]
 
 
 __all__ = ["Model", "ResourcePoolBridgeIntegration"]

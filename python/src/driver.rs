@@ -1,13 +1,15 @@
 //! Decides which tensors sit on a device, for `cotensor.tensorref`.
 
 use crate::errors::{OrRaise, raise};
+use crate::program_strategy::{Program, ProgramStrategy};
 use cotensor::{Error, ErrorKind};
-use cotensor_core::sync::lock;
 use cotensor_placement::{
-    AllCpu, Device, Driver, Flow, Genoa, Lru, Move, Operation, Pinned, Place, Strategy, Tensor, Trace, divide,
+    AllCpu, Device, Flow, Genoa, Lru, Move, Operation, Pinned, Place, Strategy, Tensor, Trace, divide,
 };
 use pyo3::prelude::*;
-use std::sync::{Mutex, MutexGuard};
+use pyo3::sync::MutexExt;
+use pyo3::{PyTraverseError, PyVisit};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Different operations that are remembered at most.
 const OPERATIONS_MAX: usize = 1 << 20;
@@ -18,7 +20,9 @@ type Moves = Vec<(usize, bool)>;
 type Expected = (String, Vec<usize>, bool, Vec<usize>, Vec<usize>);
 
 struct State {
-    driver: Driver,
+    driver: cotensor_placement::Driver,
+    /// The object that decides, if it is one of the program.
+    program: Option<Arc<Program>>,
     operations: Vec<Operation>,
     /// The time of operations on the host, where they may run there.
     cpu_ns: Option<u64>,
@@ -41,30 +45,72 @@ fn pairs(moves: Vec<Move>) -> Option<Moves> {
     (!moves.is_empty()).then(|| moves.into_iter().map(pair).collect())
 }
 
+impl State {
+    /// Shows the device to the program's object.
+    fn show(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(program) = &self.program else { return Ok(()) };
+        program.show(py, |tensor| self.driver.is_on_device(tensor), self.driver.budget_bytes())
+    }
+
+    /// What a call gives, with its moves. An exception of the program's object ends the operation, and none of the moves is made.
+    fn settle<T>(&mut self, py: Python<'_>, made: Result<T, Error>, moves: Vec<Move>) -> PyResult<(T, Option<Moves>)> {
+        let raised = self.program.as_ref().and_then(|program| program.raised());
+        if let Some(error) = raised {
+            for moved in moves.into_iter().rev() {
+                let undone = match moved {
+                    Move::Fetch(tensor) => self.driver.discard(tensor),
+                    Move::Evict(tensor) => self.driver.keep(tensor),
+                };
+                undone.or_raise(py)?;
+            }
+            self.driver.cancel();
+            self.show(py)?;
+            return Err(error);
+        }
+        self.show(py)?;
+        Ok((made.or_raise(py)?, pairs(moves)))
+    }
+}
+
 impl Driver {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    /// The state. The program's object may be running in another thread, which needs the interpreter to end.
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
+        self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
     fn moves(
         &self,
         py: Python<'_>,
-        make: impl FnOnce(&mut Driver, &mut Vec<Move>) -> Result<(), Error>,
+        make: impl FnOnce(&mut cotensor_placement::Driver, &mut Vec<Move>) -> Result<(), Error>,
     ) -> PyResult<Option<Moves>> {
-        let mut moves = Vec::new();
-        make(&mut self.lock().driver, &mut moves).or_raise(py)?;
-        Ok(pairs(moves))
+        let (mut state, mut moves) = (self.lock(py), Vec::new());
+        let made = make(&mut state.driver, &mut moves);
+        state.settle(py, made, moves).map(|((), moves)| moves)
     }
 }
 
 #[pymethods]
 impl Driver {
-    /// A strategy by its name, for ``budget`` bytes on the device and a link of ``bandwidth`` bytes per second.
+    /// A strategy by its name, or an object of a class derived from :class:`cotensor.tensorref.Strategy`, for ``budget`` bytes on
+    /// the device and a link of ``bandwidth`` bytes per second.
     #[new]
     #[pyo3(signature = (strategy, budget, bandwidth, latency_ns = 0))]
-    fn new(py: Python<'_>, strategy: &str, budget: u64, bandwidth: u64, latency_ns: u64) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        strategy: &Bound<'_, PyAny>,
+        budget: u64,
+        bandwidth: u64,
+        latency_ns: u64,
+    ) -> PyResult<Self> {
         let device = Device::new(budget, bandwidth, latency_ns).or_raise(py)?;
-        let chosen: Box<dyn Strategy + Send> = match strategy {
+        let Ok(name) = strategy.extract::<String>() else {
+            let program = Program::new(strategy.clone().unbind());
+            let driver = cotensor_placement::Driver::new(Box::new(ProgramStrategy::new(Arc::clone(&program))), budget);
+            let state = State { driver, program: Some(program), operations: Vec::new(), cpu_ns: None };
+            state.show(py)?;
+            return Ok(Self { state: Mutex::new(state) });
+        };
+        let chosen: Box<dyn Strategy + Send> = match name.as_str() {
             "flow" => Box::new(Flow::new(device)),
             "genoa" => Box::new(Genoa::default()),
             "lru" => Box::new(Lru::default()),
@@ -76,13 +122,17 @@ impl Driver {
             }
         };
         // The times are not measured: "cpu" needs none.
-        let cpu_ns = (strategy == "cpu").then_some(0);
-        Ok(Self { state: Mutex::new(State { driver: Driver::new(chosen, budget), operations: Vec::new(), cpu_ns }) })
+        let cpu_ns = (name == "cpu").then_some(0);
+        let driver = cotensor_placement::Driver::new(chosen, budget);
+        Ok(Self { state: Mutex::new(State { driver, program: None, operations: Vec::new(), cpu_ns }) })
     }
 
     /// Adds a tensor of ``size`` bytes, which is on the host, and returns its number.
     fn add_tensor(&self, py: Python<'_>, size: u64) -> PyResult<usize> {
-        self.lock().driver.add_tensor(size).or_raise(py)
+        let mut state = self.lock(py);
+        let tensor = state.driver.add_tensor(size).or_raise(py)?;
+        state.program.as_ref().map_or(Ok(()), |program| program.add_tensor(py, size))?;
+        Ok(tensor)
     }
 
     /// Adds an operation that uses these tensors, and returns its number.
@@ -90,7 +140,7 @@ impl Driver {
         // As in a trace, so that an announced operation is the one that arrives.
         uses.sort_unstable();
         uses.dedup();
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         if state.operations.len() >= OPERATIONS_MAX {
             return Err(raise(py, &Error::invalid(format!("{OPERATIONS_MAX} operations are the most"))));
         }
@@ -102,7 +152,7 @@ impl Driver {
 
     /// Announces the operations of one period, before the first operation: pairs (operation, nanoseconds).
     fn announce(&self, py: Python<'_>, operations: Vec<(usize, u64)>) -> PyResult<()> {
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         let known = |(index, compute_ns): (usize, u64)| {
             state.operations.get(index).map(|operation| Operation { compute_ns, ..operation.clone() })
         };
@@ -110,18 +160,19 @@ impl Driver {
             return Err(raise(py, &Error::invalid("an operation does not exist").in_field("operations")));
         };
         state.driver.strategy().announce(operations);
-        Ok(())
+        state.settle(py, Ok(()), Vec::new()).map(drop)
     }
 
     /// The program reaches an operation. Returns whether it runs on the device, and the moves before it.
     fn begin(&self, py: Python<'_>, operation: usize) -> PyResult<(bool, Option<Moves>)> {
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         let Some(operation) = state.operations.get(operation).cloned() else {
             return Err(raise(py, &Error::new(ErrorKind::Invalid, "no such operation").in_field("operation")));
         };
         let mut moves = Vec::new();
-        let place = state.driver.begin(operation, &mut moves).or_raise(py)?;
-        Ok((place == Place::Device, pairs(moves)))
+        let place = state.driver.begin(operation, &mut moves);
+        let (place, moves) = state.settle(py, place, moves)?;
+        Ok((place == Place::Device, moves))
     }
 
     /// The operation runs. Returns moves for later operations.
@@ -135,8 +186,8 @@ impl Driver {
     }
 
     /// The operation failed, or ran elsewhere: the strategy does not learn from it.
-    fn cancel(&self) {
-        self.lock().driver.cancel();
+    fn cancel(&self, py: Python<'_>) {
+        self.lock(py).driver.cancel();
     }
 
     /// Changes the budget. Returns the evictions that a smaller one needs.
@@ -146,39 +197,50 @@ impl Driver {
 
     /// The device had no memory. Returns the evictions of all that the operation does not need.
     fn out_of_memory(&self, py: Python<'_>) -> PyResult<Option<Moves>> {
-        self.moves(py, Driver::out_of_memory)
+        self.moves(py, cotensor_placement::Driver::out_of_memory)
     }
 
     /// The copy on the device is no longer valid, or was not made.
     fn discard(&self, py: Python<'_>, tensor: usize) -> PyResult<()> {
-        self.lock().driver.discard(tensor).or_raise(py)
+        let mut state = self.lock(py);
+        state.driver.discard(tensor).or_raise(py)?;
+        state.show(py)
     }
 
     /// Takes an eviction back. Returns whether there was memory for it.
-    fn keep(&self, tensor: usize) -> bool {
-        self.lock().driver.keep(tensor).is_ok()
+    fn keep(&self, py: Python<'_>, tensor: usize) -> PyResult<bool> {
+        let mut state = self.lock(py);
+        let is_kept = state.driver.keep(tensor).is_ok();
+        state.show(py)?;
+        Ok(is_kept)
     }
 
     /// Bytes of the tensors on the device.
     #[getter]
-    fn used(&self) -> u64 {
-        self.lock().driver.used_bytes()
+    fn used(&self, py: Python<'_>) -> u64 {
+        self.lock(py).driver.used_bytes()
     }
 
     /// Bytes that tensors may use on the device.
     #[getter]
-    fn budget(&self) -> u64 {
-        self.lock().driver.budget_bytes()
+    fn budget(&self, py: Python<'_>) -> u64 {
+        self.lock(py).driver.budget_bytes()
     }
 
     /// The next ``count`` operations: name, tensors, whether it runs on the device, copied and evicted tensors. Empty while
     /// nothing is planned.
-    fn forecast(&self, count: usize) -> Vec<Expected> {
-        let expected = self.lock().driver.strategy().forecast(count);
+    fn forecast(&self, py: Python<'_>, count: usize) -> Vec<Expected> {
+        let expected = self.lock(py).driver.strategy().forecast(count);
         let tuple = |next: cotensor_placement::Expected| {
             (next.name, next.uses, next.place == Place::Device, next.copied, next.evicted)
         };
         expected.into_iter().map(tuple).collect()
+    }
+
+    /// For the garbage collector: the program's object may refer to this one.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let state = self.state.try_lock().ok();
+        state.and_then(|state| state.program.clone()).map_or(Ok(()), |program| visit.call(&program.object))
     }
 }
 

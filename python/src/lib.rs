@@ -10,6 +10,7 @@ mod channel;
 mod command;
 mod device_share;
 mod dlpack;
+mod driver;
 mod errors;
 mod exception_args;
 mod export;
@@ -19,8 +20,8 @@ mod imports;
 mod interrupt;
 mod local_models;
 mod model_files;
-mod driver;
 mod process;
+mod program_strategy;
 mod settings;
 mod sharing;
 mod store;
@@ -45,6 +46,8 @@ mod _native {
     #[pymodule_export]
     use super::device_share::DeviceShare;
     #[pymodule_export]
+    use super::driver::{Driver, divide_operations};
+    #[pymodule_export]
     use super::functions::{
         Call, CompletionQueue, Functions, Provider, RemoteObject, Task, reset_functions, stop_functions,
     };
@@ -52,8 +55,6 @@ mod _native {
     use super::local_models::LocalModels;
     #[pymodule_export]
     use super::model_files::model_files;
-    #[pymodule_export]
-    use super::driver::{Driver, divide_operations};
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,6 @@ import numpy  # noqa: E402
 from conftest import REPOSITORY, serving  # noqa: E402
 from functions_common import Program, environment  # noqa: E402
 from snippets_common import SNIPPETS, listed, marked  # noqa: E402
-
-from cotensor.pool import _png  # noqa: E402
 
 TINY = REPOSITORY / "fixtures" / "tiny"
 
@@ -68,6 +67,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def bitmap(pixels: numpy.ndarray) -> bytes:
+    """A BMP file of uint8 [height, width, 3]: rows of blue, green, red from the bottom, each a multiple of four bytes."""
+    height, width, _ = pixels.shape
+    data = numpy.pad(pixels[::-1, :, ::-1].reshape(height, 3 * width), ((0, 0), (0, -3 * width % 4))).tobytes()
+    header = struct.pack("<2s3I", b"BM", 54 + len(data), 0, 54)
+    return header + struct.pack("<I2i2H6I", 40, width, height, 1, 24, 0, len(data), 0, 0, 0, 0) + data
+
+
 @pytest.fixture
 def samples(folder: Path) -> None:
     """Images and texts on which adapters are fitted."""
@@ -75,7 +82,7 @@ def samples(folder: Path) -> None:
     (folder / "images").mkdir()
     for number in range(24):
         pixels = random.integers(0, 256, (40, 40, 3), dtype=numpy.uint8)
-        (folder / "images" / f"{number}.png").write_bytes(_png(pixels))
+        (folder / "images" / f"{number}.bmp").write_bytes(bitmap(pixels))
     words = "a the photo of cat dog harbour boat old small red blue".split()
     texts = {" ".join(random.choice(words, 6)) for _ in range(40)}
     (folder / "texts.txt").write_text("\n".join(sorted(texts)))

@@ -2,8 +2,8 @@
 
 use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
-use crate::models::Models;
 use crate::log_throttle::LogThrottle;
+use crate::models::Models;
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;

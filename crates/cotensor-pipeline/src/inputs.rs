@@ -1,19 +1,14 @@
 //! The inputs of a task: a text, and the bytes of an image and of a sound.
 
+use super::input_image::InputImage;
 use cotensor_core::{ContentHash, Error, Hasher, Result, size};
 use cotensor_preprocess::family::{Medium, ModelConfig};
-use cotensor_preprocess::{
-    Array, Audio, AudioLength, AudioProcessor, ImageProcessor, audio_length, decode_audio_start, decode_image,
-    image_size, resample,
-};
+use cotensor_preprocess::{Array, Audio, AudioLength, AudioProcessor, audio_length, decode_audio_start, resample};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The most bytes of an input file.
 pub const INPUT_BYTES_MAX: u64 = 1 << 30;
-
-/// The most pixels of a mask whose size a graph fixes.
-const MASK_PIXELS_MAX: usize = 1 << 24;
 
 /// The content of a file with an image or a sound.
 #[derive(Debug)]
@@ -50,46 +45,6 @@ impl InputFile {
     /// The hash of the content.
     pub fn hash(&self) -> ContentHash {
         self.hash
-    }
-
-    /// Width and height of an image before preprocessing, in pixels.
-    ///
-    /// # Errors
-    /// `Corrupt` when it cannot be decoded.
-    pub fn image_size(&self) -> Result<(u32, u32)> {
-        image_size(&self.bytes).map_err(|error| error.in_file(&self.path))
-    }
-
-    /// The image, preprocessed: `[1, 3, height, width]`.
-    ///
-    /// # Errors
-    /// `Corrupt` when it cannot be decoded.
-    pub fn pixels(&self, processor: &ImageProcessor) -> Result<Array> {
-        let pixels = || processor.process(&decode_image(&self.bytes)?);
-        pixels().map_err(|error: Error| error.in_file(&self.path))
-    }
-
-    /// Which pixels of [`pixels`](Self::pixels) are the image: `[1, height, width]`, or the shape `dims` that the graph
-    /// declares. Some exports fix a size for the mask that is not the size of the image.
-    ///
-    /// # Errors
-    /// As [`image_size`](Self::image_size); `Unsupported` when the image has padding and the graph reads a mask of another size.
-    pub fn mask(&self, processor: &ImageProcessor, dims: Option<&[Option<usize>]>) -> Result<Array> {
-        let mask = processor.mask(self.image_size()?)?;
-        let wanted: Vec<usize> = match dims {
-            Some(dims) if dims.len() == 3 => {
-                dims.iter().zip(mask.shape()).map(|(wanted, &given)| wanted.unwrap_or(given)).collect()
-            }
-            _ => return Ok(mask),
-        };
-        if wanted == mask.shape() {
-            return Ok(mask);
-        }
-        if wanted[0] != 1 || mask.as_i64()?.contains(&0) || wanted.iter().product::<usize>() > MASK_PIXELS_MAX {
-            let message = format!("the graph reads a mask of shape {wanted:?}, the image has {:?}", mask.shape());
-            return Err(Error::unsupported(message).in_field("pixel_mask"));
-        }
-        Array::i64(wanted.as_slice(), vec![1; wanted.iter().product()])
     }
 
     /// The length of a sound.
@@ -145,8 +100,8 @@ impl InputFile {
 pub struct InputData {
     /// The text.
     pub text: Option<String>,
-    /// The image: PNG, JPEG, WebP or BMP.
-    pub image: Option<Arc<InputFile>>,
+    /// The image.
+    pub image: Option<Arc<InputImage>>,
     /// The sound: WAV, FLAC, MP3 or Ogg Vorbis.
     pub audio: Option<Arc<InputFile>>,
 }
@@ -173,7 +128,7 @@ impl InputData {
     ///
     /// # Errors
     /// `Invalid` without an image.
-    pub fn image(&self) -> Result<&InputFile> {
+    pub fn image(&self) -> Result<&InputImage> {
         self.image.as_deref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))
     }
 
@@ -189,8 +144,9 @@ impl InputData {
     pub fn identity(&self) -> ContentHash {
         let mut hasher = Hasher::new("cotensor inputs v1");
         hasher.field(self.text.as_deref().unwrap_or_default().as_bytes());
-        for file in [&self.image, &self.audio] {
-            hasher.field(file.as_ref().map_or(&[][..], |file| file.hash.as_bytes()));
+        let hashes = [self.image.as_ref().map(|image| image.hash()), self.audio.as_ref().map(|file| file.hash())];
+        for hash in &hashes {
+            hasher.field(hash.as_ref().map_or(&[][..], |hash| hash.as_bytes()));
         }
         hasher.finish()
     }

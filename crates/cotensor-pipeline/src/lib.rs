@@ -10,6 +10,7 @@ mod decoder;
 mod default_task;
 mod definition;
 mod image_tokens;
+mod input_image;
 mod inputs;
 mod labels;
 mod long_sound;
@@ -32,6 +33,7 @@ pub use decoder::{Cached, DecoderInput, DecoderPorts, cached, decoder_input, emp
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};
 pub use image_tokens::{expanded, image_token, merged, token_text};
+pub use input_image::InputImage;
 pub use inputs::{INPUT_BYTES_MAX, InputData, InputFile};
 pub use labels::{LABELS_FILE, Labels, Problem};
 pub use long_sound::LongSound;

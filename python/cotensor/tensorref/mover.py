@@ -1,4 +1,4 @@
-"""Moves weights as a placement decides, and reports each move."""
+"""Moves weights as a driver decides, and reports each move."""
 
 from __future__ import annotations
 
@@ -36,17 +36,12 @@ class Mover:
         self.memory = DeviceMemory(device, memory)
         self.weights = Weights()
         self.paths = copies_of(device, self.memory.module)
-        self.driver: Union[Driver, Strategy]
-        if isinstance(strategy, Strategy):
-            if strategy.sizes:
-                raise InvalidError("strategy: pass an object that no other session has", field="strategy")
-            strategy.budget = self.memory.budget()
-            self.driver = strategy
-        else:
-            if not isinstance(strategy, str):
-                text = f"strategy: pass a name or an object of a class derived from Strategy, not {strategy!r}"
-                raise InvalidError(text, field="strategy")
-            self.driver = Driver(strategy, self.memory.budget(), bandwidth, 10_000)
+        if not isinstance(strategy, (str, Strategy)):
+            text = f"strategy: pass a name or an object of a class derived from Strategy, not {strategy!r}"
+            raise InvalidError(text, field="strategy")
+        if isinstance(strategy, Strategy) and strategy.sizes:
+            raise InvalidError("strategy: pass an object that no other session has", field="strategy")
+        self.driver = Driver(strategy, self.memory.budget(), bandwidth, 10_000)
         self.lock = threading.RLock()
         #: Called from time to time while operations run.
         self.report: Optional[Callable[[], None]] = None

@@ -8,8 +8,8 @@ use crate::process::ProcessLocal;
 use crate::store::report::report;
 use crate::store::tensor::Tensor;
 use cotensor::core::sync::lock;
-use cotensor::model::family::{Medium, tasks};
-use cotensor::model::pipeline::{SharedEmbedding, default_task};
+use cotensor::model::family::tasks;
+use cotensor::model::pipeline::{SharedEmbedding, task_of_inputs};
 use cotensor::{Error, ErrorKind, Inputs, User};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -137,7 +137,8 @@ impl PooledModel {
     }
 
     /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``image`` and ``audio`` are the
-    /// paths or the bytes of files. ``on_text`` is called with each piece of a text while it is decoded; an exception stops the
+    /// paths or the bytes of files; an image may be its pixels, too, with width and height: three or four bytes each, row by row.
+    /// ``on_text`` is called with each piece of a text while it is decoded; an exception stops the
     /// decoding. Without ``task``, the task that reads exactly these inputs runs. ``shared_embeddings`` are tensors of other
     /// models in place of the outputs of this model's stages. With ``keep``, the model keeps the outputs of its stages, and
     /// holds them under its name in the pool.
@@ -168,7 +169,10 @@ impl PooledModel {
         #[pyo3(from_py_with = args::keep)] keep: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.get(py, "model")?;
-        let (image, audio) = (image.map(File::of).transpose()?, audio.map(File::of).transpose()?);
+        let (image, audio) = (image.map(Image::of).transpose()?, audio.map(File::of).transpose()?);
+        if texts.as_ref().is_some_and(Vec::is_empty) {
+            return Err(raise(py, &Error::invalid("pass a text or more").in_field("texts")));
+        }
         let texts = texts.unwrap_or_default();
         let embeddings: Vec<SharedEmbedding> =
             shared_embeddings.iter().flatten().map(embedding).collect::<PyResult<_>>()?;
@@ -202,8 +206,9 @@ impl PooledModel {
             }
             inputs = match image {
                 None => inputs,
-                Some(File::Path(path)) => inputs.with_image(&path)?,
-                Some(File::Bytes(bytes)) => inputs.with_image_bytes(bytes)?,
+                Some(Image::File(File::Path(path))) => inputs.with_image(&path)?,
+                Some(Image::File(File::Bytes(bytes))) => inputs.with_image_bytes(bytes)?,
+                Some(Image::Pixels(pixels, size)) => inputs.with_image_pixels(pixels, size),
             };
             inputs = match audio {
                 None => inputs,
@@ -212,11 +217,8 @@ impl PooledModel {
             };
             let inputs = model.with_embeddings(&inputs, &embeddings)?;
             if task.is_none() {
-                let mut media = inputs.media();
-                if !user.texts.is_empty() && !media.contains(&Medium::Text) {
-                    media.push(Medium::Text);
-                }
-                user.task.clone_from(&default_task(model.model(), &media)?.name);
+                let task = task_of_inputs(model.model(), &inputs, &user.texts);
+                user.task.clone_from(&task.map_err(|error| error.in_field("task"))?.name);
             }
             let mut on_text = |piece: &str| {
                 let Some(on_text) = &on_text else { return Ok(()) };
@@ -267,6 +269,22 @@ fn embedding(tensor: &Bound<'_, PyAny>) -> PyResult<SharedEmbedding> {
     })?;
     let lease = held.lease().try_clone().or_raise(py)?;
     Ok(cotensor::SharedTensor::of_lease(store, lease).into())
+}
+
+/// An image argument.
+enum Image {
+    File(File),
+    /// The pixels, and width and height.
+    Pixels(Vec<u8>, (u32, u32)),
+}
+
+impl Image {
+    fn of(given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match given.extract::<(Bound<'_, PyBytes>, u32, u32)>() {
+            Ok((pixels, width, height)) => Ok(Self::Pixels(pixels.as_bytes().to_vec(), (width, height))),
+            Err(_) => File::of(given).map(Self::File),
+        }
+    }
 }
 
 /// A file argument.

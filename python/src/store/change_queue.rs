@@ -118,9 +118,7 @@ impl ChangeQueue {
     fn new(py: Python<'_>, store: &Store) -> PyResult<Self> {
         let waits = match store.backend(py)? {
             Backend::Client(store) => Waits::Client(cotensor_client::ChangeQueue::new(store)),
-            Backend::Local(store) => {
-                Waits::Local(LocalWaits { store, state: Mutex::default(), woken: Arc::default() })
-            }
+            Backend::Local(store) => Waits::Local(LocalWaits { store, state: Mutex::default(), woken: Arc::default() }),
         };
         Ok(Self { waits: ProcessLocal::new(waits), watches: Mutex::default() })
     }

@@ -131,7 +131,7 @@ fn task<'a>(args: &RunArgs, model: &'a Model) -> Result<&'a Task> {
                 (Medium::Audio, args.audio.is_some()),
             ];
             let given: Vec<Medium> = given.into_iter().filter(|(_, given)| *given).map(|(medium, _)| medium).collect();
-            default_task(model, &given)
+            default_task(model, &given).map_err(|error| error.in_field("TASK"))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
-use super::publication::{self, FrozenTensor, Allocation, Publisher};
+use super::publication::{self, Allocation, FrozenTensor, Publisher};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method};

@@ -14,30 +14,53 @@ const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long the daemon has to answer meanwhile. The store is held for that time.
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Which memory a new tensor gets.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// A range of a slab for a small tensor, else memory of its own.
+    Any {
+        /// Whether the bytes may have values of earlier tensors.
+        to_fill: bool,
+    },
+    /// A block, unless the client has enough of them or none fits; then as to fill.
+    Block,
+    /// Memory of its own also for a small tensor: a slab stays writable through an address that the caller keeps.
+    Aliased,
+}
+
 impl ClientStore {
-    fn reserve_in(
-        &self,
-        spec: TensorSpec,
-        holder: &Holder,
-        place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Allocation, Box<dyn SegmentMut>)>,
-    ) -> Result<Reservation> {
+    fn reserve_in(&self, spec: TensorSpec, holder: &Holder, wanted: Wanted) -> Result<Reservation> {
         let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         let len = layout.size_bytes();
         spec.check_names()?;
         self.refuse(&spec, len)?;
-        let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
+        let (allocation, segment) = self.allocate(&reserve_params(&spec, holder.name()), len, wanted)?;
         let charge = self.private.take_unchecked(0).into();
-        let (holder, tag) = (holder.clone(), Box::new(place));
+        let (holder, tag) = (holder.clone(), Box::new(allocation));
         let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
         Ok(Reservation::new(tensor, self.backend()?))
     }
 
-    /// A range of a slab, or memory of its own.
-    fn place(&self, params: &p::ReserveParams, len: usize, to_fill: bool) -> Result<(Allocation, Box<dyn SegmentMut>)> {
-        if self.is_for_slab(params.spec.device, len) {
-            Allocation::in_slab(&self.daemon, len, to_fill)
-        } else {
-            Allocation::reserved(&self.daemon, params, |memory| memory.reserve(len))
+    fn allocate(
+        &self,
+        params: &p::ReserveParams,
+        len: usize,
+        wanted: Wanted,
+    ) -> Result<(Allocation, Box<dyn SegmentMut>)> {
+        let daemon = &self.daemon;
+        let is_for_slab = self.is_for_slab(params.spec.device, len);
+        match wanted {
+            Wanted::Block if !is_for_slab && len <= self.block_bytes_max => match Allocation::in_block(daemon, len)? {
+                Some(block) => {
+                    self.give_blocks_back();
+                    Ok(block)
+                }
+                None => self.allocate(params, len, Wanted::Any { to_fill: true }),
+            },
+            Wanted::Block => self.allocate(params, len, Wanted::Any { to_fill: true }),
+            Wanted::Any { to_fill } if is_for_slab => Allocation::in_slab(daemon, len, to_fill),
+            Wanted::Any { .. } => Allocation::reserved(daemon, params, |memory| memory.reserve(len)),
+            Wanted::Aliased => Allocation::reserved(daemon, params, |memory| memory.reserve_aliased(len)),
         }
     }
 
@@ -112,31 +135,16 @@ impl TensorStore for ClientStore {
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| self.place(params, len, false))
+        self.reserve_in(spec, holder, Wanted::Any { to_fill: false })
     }
 
     fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         let may_be_written = spec.device.is_host() && spec.kind != Kind::Weight;
-        self.reserve_in(spec, holder, |params, len| {
-            let is_for_block =
-                may_be_written && !self.is_for_slab(params.spec.device, len) && len <= self.block_bytes_max;
-            let block = if is_for_block { Allocation::in_block(&self.daemon, len)? } else { None };
-            block.map_or_else(
-                || self.place(params, len, true),
-                |place| {
-                    self.give_blocks_back();
-                    Ok(place)
-                },
-            )
-        })
+        self.reserve_in(spec, holder, if may_be_written { Wanted::Block } else { Wanted::Any { to_fill: true } })
     }
 
-    /// The tensor gets memory of its own even if it is small: a slab stays writable through an address that the caller
-    /// keeps.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| {
-            Allocation::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))
-        })
+        self.reserve_in(spec, holder, Wanted::Aliased)
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {

@@ -9,8 +9,8 @@
 mod attempts;
 mod config;
 mod engine;
-mod orphan;
 mod libraries;
+mod orphan;
 mod process;
 mod service;
 

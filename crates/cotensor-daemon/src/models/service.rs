@@ -3,8 +3,8 @@
 use super::attempts::Attempts;
 use super::config::ModelsConfig;
 use super::engine::add_libraries;
-use super::orphan::end_orphan;
 use super::libraries::{Libraries, Library};
+use super::orphan::end_orphan;
 use super::process::{EXIT_TIMEOUT, ModelProcess, stopping};
 use cotensor_client::path_beside;
 use cotensor_client::protocol::ModelEngine;

@@ -2,7 +2,7 @@
 
 use cotensor_core::{Memory, MemoryKind};
 use cotensor_memory::testing::{SharedFakeDevice, refuse_executable_memfds};
-use cotensor_memory::{LocalMemory, Guarantee, MemfdPool, SealedMemfd, SharedIndex, Slab, check_sealed};
+use cotensor_memory::{Guarantee, LocalMemory, MemfdPool, SealedMemfd, SharedIndex, Slab, check_sealed};
 
 #[test]
 fn every_memory_works_where_executable_memfds_are_refused() {

@@ -42,7 +42,9 @@ impl Patches {
                 return Ok(Self { class_tokens, side, image });
             }
         }
-        Err(Error::unsupported(format!("{rows} rows are not a grid of patches of an image of {height} x {width} pixels")))
+        Err(Error::unsupported(format!(
+            "{rows} rows are not a grid of patches of an image of {height} x {width} pixels"
+        )))
     }
 
     /// The grid of an image of this height and width, or of the images on which the patches were found.

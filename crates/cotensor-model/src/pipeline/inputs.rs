@@ -4,7 +4,7 @@ use crate::model::{Model, StageSource};
 use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Kind, Result};
-use cotensor_pipeline::{INPUT_BYTES_MAX, InputData, InputFile, LongSound, User};
+use cotensor_pipeline::{INPUT_BYTES_MAX, InputData, InputFile, InputImage, LongSound, User};
 use cotensor_preprocess::family::Medium;
 use cotensor_store::{Holder, Key};
 use std::path::Path;
@@ -35,7 +35,7 @@ impl Inputs {
     /// # Errors
     /// `NotFound`, `Io`, or `Invalid` past the size limit.
     pub fn with_image(mut self, path: &Path) -> Result<Self> {
-        self.data.image = Some(Arc::new(open(path)?));
+        self.data.image = Some(Arc::new(InputImage::from(open(path)?)));
         Ok(self)
     }
 
@@ -44,8 +44,15 @@ impl Inputs {
     /// # Errors
     /// `Invalid` past the size limit.
     pub fn with_image_bytes(mut self, bytes: Vec<u8>) -> Result<Self> {
-        self.data.image = Some(Arc::new(InputFile::new("image", bytes)?));
+        self.data.image = Some(Arc::new(InputImage::from(InputFile::new("image", bytes)?)));
         Ok(self)
+    }
+
+    /// Sets the image to pixels of three or four bytes, with width and height. Running a task that reads the image checks them.
+    #[must_use]
+    pub fn with_image_pixels(mut self, pixels: Vec<u8>, size: (u32, u32)) -> Self {
+        self.data.image = Some(Arc::new(InputImage::of_pixels(pixels, size)));
+        self
     }
 
     /// As [`with_audio`](Self::with_audio), with the bytes of the file.
@@ -114,8 +121,8 @@ impl Inputs {
     /// # Errors
     /// `Invalid` without an image, `Corrupt` when it cannot be decoded.
     pub(crate) fn pixels(&self, model: &Model, holder: &Holder) -> Result<(Value, bool)> {
-        let (file, processor) = (self.data.image()?, model.image()?);
-        prepared(model, holder, file, "image", processor.fingerprint(), || file.pixels(processor))
+        let (image, processor) = (self.data.image()?, model.image()?);
+        prepared(model, holder, image.hash(), "image", processor.fingerprint(), || image.pixels(processor))
     }
 
     /// Whether there is an image; an image that an encoder has read may be missing.
@@ -128,13 +135,13 @@ impl Inputs {
     /// # Errors
     /// As [`Inputs::pixels`].
     pub(crate) fn image_size(&self) -> Result<(u32, u32)> {
-        self.data.image()?.image_size()
+        self.data.image()?.size()
     }
 
-    /// As [`InputFile::mask`].
+    /// As [`InputImage::mask`].
     ///
     /// # Errors
-    /// As [`Inputs::pixels`] and [`InputFile::mask`].
+    /// As [`Inputs::pixels`] and [`InputImage::mask`].
     pub(crate) fn mask(&self, model: &Model, dims: Option<&[Option<usize>]>) -> Result<Value> {
         self.data.image()?.mask(model.image()?, dims).map(Value::from)
     }
@@ -150,7 +157,7 @@ impl Inputs {
         }
         let (file, processor) = (self.data.audio()?, model.audio()?);
         let prepare = || file.features(processor, &model.model_config());
-        let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), prepare)?;
+        let (features, computed) = prepared(model, holder, file.hash(), "audio", processor.fingerprint(), prepare)?;
         Ok((features, computed, file.audio_notices(processor)?))
     }
 
@@ -172,12 +179,12 @@ impl Inputs {
     }
 }
 
-/// Preprocesses `file` once per content and preprocessing; a private copy of a model preprocesses each time. Also
+/// Preprocesses an input once per content and preprocessing; a private copy of a model preprocesses each time. Also
 /// returns whether this call did.
 fn prepared(
     model: &Model,
     holder: &Holder,
-    file: &InputFile,
+    content: ContentHash,
     label: &str,
     preprocessing: ContentHash,
     prepare: impl FnOnce() -> Result<Array>,
@@ -185,7 +192,7 @@ fn prepared(
     let StageSource::Shared(loader) = model.source() else {
         return Ok((Value::from(prepare()?), true));
     };
-    let key = Key(input_key(label, preprocessing, file.hash()));
+    let key = Key(input_key(label, preprocessing, content));
     let labels = [format!("{label} input")];
     let store = &**loader.store();
     let computation = Computation { store, key, space: None, kind: Kind::Other, labels: &labels, holder };

@@ -1,5 +1,6 @@
 //! Pipelines in files, and the models that their users name.
 
+use super::inputs::Inputs;
 use crate::folder::read_bounded;
 use crate::model::{Model, Runtime};
 use cotensor_core::{Error, Result};
@@ -43,5 +44,19 @@ pub fn model_of_encoder(encoder: &EncoderOf, base: &Path, runtime: &Arc<Runtime>
 /// # Errors
 /// `Invalid` when no task fits; the message lists the tasks of the model and their inputs.
 pub fn default_task(model: &Model, given: &[Medium]) -> Result<&'static Task> {
-    cotensor_pipeline::default_task(&model.model_config(), &model.name(), given)
+    cotensor_pipeline::default_task(&model.model_config(), &model.name(), given, false)
+}
+
+/// The task of `model` that reads exactly what a user gives: `inputs`, and the user's own `texts`. Texts beside a text of the
+/// inputs mean a task that compares them with it.
+///
+/// # Errors
+/// As [`default_task`].
+pub fn task_of_inputs(model: &Model, inputs: &Inputs, texts: &[String]) -> Result<&'static Task> {
+    let mut media = inputs.media();
+    let has_pairs = media.contains(&Medium::Text) && !texts.is_empty();
+    if !texts.is_empty() && !has_pairs {
+        media.push(Medium::Text);
+    }
+    cotensor_pipeline::default_task(&model.model_config(), &model.name(), &media, has_pairs)
 }

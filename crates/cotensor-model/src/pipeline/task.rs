@@ -1,8 +1,8 @@
 //! Runs the task of a user: the stages in order. A stage runs only if the store does not have its result.
 
+use super::generator::OnText;
 use super::inputs::Inputs;
 use super::run::{Run, read};
-use super::generator::OnText;
 use super::{speech, text};
 use crate::model::Model;
 use crate::stage::Stage;

@@ -1,10 +1,10 @@
 //! Texts that a decoder writes: continuations of a text, summaries, translations.
 
 use super::decode::GenerationConfig;
+use super::generator::{Generator, OnText, Shown};
 use super::image_tokens;
 use super::inputs::Inputs;
 use super::run::Run;
-use super::generator::{OnText, Shown, Generator};
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_pipeline::{Answer, Output, User, check_vocabulary, decoded_after, lacks};

@@ -1,7 +1,7 @@
 //! The model API of docs/reference/api-names.md: a model keeps the tensors of its last input for other models, and takes theirs.
 
 use super::resource_pool::{PooledModel, PooledResult};
-use crate::pipeline::{Inputs, OnText, SharedEmbedding, User, default_task};
+use crate::pipeline::{Inputs, OnText, SharedEmbedding, User, task_of_inputs};
 use cotensor_core::{Error, ErrorKind, Kind, Result};
 use cotensor_preprocess::TokenBatch;
 use cotensor_sharing::SharedTensor;
@@ -44,12 +44,12 @@ impl PooledModel {
         self.model().text()?.encode(&[text])
     }
 
-    /// A user of the task that reads exactly what `inputs` has ([`default_task`]).
+    /// A user of the task that reads exactly what `inputs` has ([`task_of_inputs`]).
     ///
     /// # Errors
-    /// As [`default_task`].
+    /// As [`task_of_inputs`].
     pub fn user_of(&self, inputs: &Inputs) -> Result<User> {
-        let task = default_task(self.model(), &inputs.media())?.name.clone();
+        let task = task_of_inputs(self.model(), inputs, &[])?.name.clone();
         Ok(User { name: self.name().to_owned(), model: self.model().name(), task, ..User::default() })
     }
 

@@ -40,24 +40,29 @@ pub fn image_size(bytes: &[u8]) -> Result<(u32, u32)> {
     Ok(if orientation(&mut decoder).to_exif() >= 5 { (height, width) } else { (width, height) })
 }
 
-/// The image with these pixels: red, green, blue and opacity of each, row by row. Drops the opacity, as [`decode_image`].
+/// The image with these pixels: red, green, blue and perhaps opacity of each, row by row. Drops the opacity, as
+/// [`decode_image`].
 ///
 /// # Errors
 /// `Invalid` for another number of bytes than `(width, height)` has, and for an image past the limits or without pixels.
-pub fn image_of_pixels(rgba: &[u8], (width, height): (u32, u32)) -> Result<RgbImage> {
+pub fn image_of_pixels(data: &[u8], (width, height): (u32, u32)) -> Result<RgbImage> {
     let wrong = |message: String| Err(Error::invalid(message).in_field("image"));
     if !(1..=SIDE_MAX).contains(&width) || !(1..=SIDE_MAX).contains(&height) {
         return wrong(format!("{width} x {height} pixels; each side has 1 to {SIDE_MAX}"));
     }
-    let (pixels, bytes) = (u64::from(width) * u64::from(height), rgba.len() as u64);
+    let (pixels, bytes) = (u64::from(width) * u64::from(height), data.len() as u64);
     if pixels * 3 > DECODED_BYTES_MAX {
         return wrong(format!("{width} x {height} pixels are more than {DECODED_BYTES_MAX} bytes"));
     }
-    let rgb = rgba.as_chunks::<4>().0.iter().flat_map(|&[red, green, blue, _]| [red, green, blue]).collect();
-    match RgbImage::from_raw(width, height, rgb).filter(|_| bytes == pixels * 4) {
-        Some(image) => Ok(image),
-        None => wrong(format!("{bytes} bytes; {width} x {height} pixels of 4 bytes are {}", pixels * 4)),
-    }
+    let rgb = if bytes == pixels * 3 {
+        data.to_vec()
+    } else if bytes == pixels * 4 {
+        data.as_chunks::<4>().0.iter().flat_map(|&[red, green, blue, _]| [red, green, blue]).collect()
+    } else {
+        let (three, four) = (pixels * 3, pixels * 4);
+        return wrong(format!("{bytes} bytes; {width} x {height} pixels of 3 or 4 bytes are {three} or {four}"));
+    };
+    RgbImage::from_raw(width, height, rgb).map_or_else(|| wrong("the pixels do not fill the image".to_owned()), Ok)
 }
 
 fn wrong(error: image::ImageError) -> Error {
@@ -149,6 +154,7 @@ mod tests {
     fn pixels_lose_their_opacity_and_must_fill_the_image() {
         let image = image_of_pixels(&[1, 2, 3, 0, 4, 5, 6, 255], (1, 2)).unwrap();
         assert_eq!((image.dimensions(), image.as_raw().as_slice()), ((1, 2), &[1, 2, 3, 4, 5, 6][..]));
+        assert_eq!(image_of_pixels(&[1, 2, 3, 4, 5, 6], (1, 2)).unwrap(), image);
         for (bytes, size) in [(7, (1, 2)), (9, (1, 2)), (8, (0, 2)), (8, (1, SIDE_MAX + 1)), (8, (SIDE_MAX, SIDE_MAX))]
         {
             assert_eq!(image_of_pixels(&vec![0; bytes], size).unwrap_err().field(), Some("image"), "{bytes} {size:?}");

@@ -210,7 +210,8 @@ fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<EmbedderInput>, ApiErro
         Value::Array(ids) => {
             let ids = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<u32>>>();
             let ids = ids.filter(|ids| !ids.is_empty());
-            ids.map(EmbedderInput::Tokens).ok_or_else(|| refused(format!("{name}[{at}] is not a list of token numbers")))
+            ids.map(EmbedderInput::Tokens)
+                .ok_or_else(|| refused(format!("{name}[{at}] is not a list of token numbers")))
         }
         other => Err(refused(format!("{name}[{at}] is {} and no text", kind(&other)))),
     };

@@ -5,9 +5,9 @@ mod windows;
 
 pub(crate) use windows::WindowTranscriber;
 
+use super::generator::{Generator, OnText, Shown};
 use super::inputs::Inputs;
 use super::run::Run;
-use super::generator::{OnText, Shown, Generator};
 use cotensor_core::Result;
 use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, User, softmax};
 use cotensor_preprocess::family::Task;

@@ -1,7 +1,7 @@
 //! The tokens before a transcript, which name the spoken language.
 
-use crate::pipeline::run::Run;
 use crate::pipeline::generator::Generator;
+use crate::pipeline::run::Run;
 use cotensor_core::Result;
 use cotensor_pipeline::{TRANSCRIBE, argmax, check_numbers};
 use cotensor_preprocess::generation::{GenerationConfig, language_scores, speech_prompt};

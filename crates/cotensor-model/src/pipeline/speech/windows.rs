@@ -2,9 +2,9 @@
 //! model writes decide where the next window begins. No window is conditioned on the text before it.
 
 use super::prompt::prompt;
+use crate::pipeline::generator::{Generator, Shown};
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;
-use crate::pipeline::generator::{Shown, Generator};
 use crate::tensor::Value;
 use cotensor_core::Result;
 use cotensor_pipeline::{SpeechSegment, User, segments_of};
