@@ -39,11 +39,20 @@ def test_results_are_cached_by_content_on_request(client):
 
 
 def test_equal_calls_at_the_same_time_run_once(daemon, client):
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(client.call_function("shared_run", [5]))) for _ in range(5)]
+    results, begun = [], threading.Barrier(6)
+
+    def call():
+        begun.wait(60)
+        results.append(client.call_function("shared_run", [5]))
+
+    threads = [threading.Thread(target=call) for _ in range(5)]
     for thread in threads:
         thread.start()
+    begun.wait(60)
     until(lambda: client.call_function("ran", ["shared_run"]) == 1)
+    # Nothing shows how many calls wait for a run. A hundred calls later, the five have come.
+    for _ in range(100):
+        client.call_function("ran", ["shared_run"])
     client.call_function("release")
     for thread in threads:
         thread.join(60)
