@@ -1,5 +1,7 @@
 // What models ask of a server, in Node: files are sent once, also by servers that say no version, and a later visit stores what it needs.
 import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { gunzipSync } from "node:zlib";
 import { after, before, test } from "node:test";
 import * as ort from "onnxruntime-web";
 import { createBackend, createModel, MemoryFolders, WeightCache } from "cotensor";
@@ -70,4 +72,30 @@ test("graphs, their weights and the scale of similarities are downloaded in the 
   assert.ok(graphs(await visit("siglip-whole", use)).length > 0);
   assert.deepEqual(graphs(await visit("siglip-whole", use)), []);
   assert.equal(probabilities[0], probabilities[1]);
+});
+
+test("a graph with the encoder and its head is downloaded once", async () => {
+  const form = (path) => readFile(new URL(`../../fixtures/forms/classification/${path}`, import.meta.url));
+  const files = { "config.json": await form("config.json"), "onnx/model.onnx": gunzipSync(await form("onnx/model.onnx.gz")) };
+  const folder = `${server.url}fixtures/tiny/whole/`;
+  let downloads = 0;
+  globalThis.fetch = (url, init) => {
+    const file = url.startsWith(folder) ? url.slice(folder.length) : undefined;
+    if (file === undefined) return answer(url, init);
+    const body = files[file];
+    if (body === undefined) return answer(file.endsWith(".json") ? `${server.url}fixtures/tiny/bert/${file}` : `${folder}missing.bin`, init);
+    if (init?.method !== "HEAD" && file.endsWith(".onnx")) downloads += 1;
+    return Promise.resolve(new Response(init?.method === "HEAD" ? null : body, { headers: { etag: `"${file}"`, "content-length": String(body.length) } }));
+  };
+  try {
+    await visit("whole", async (model) => {
+      await model.initialize();
+      const { task, stages } = await model.process("a text");
+      assert.equal(task, "text-classification");
+      assert.deepEqual(stages.map(({ role }) => role), ["encoder", "head"]);
+    });
+    assert.equal(downloads, 1);
+  } finally {
+    globalThis.fetch = answer;
+  }
 });

@@ -11,7 +11,7 @@ import { beside, type ModelFolder, type Progress } from "./folder.js";
 const OWN_BLOB_BYTES = 1 << 16;
 /** The beginning of a weight in a blob of several. */
 const ALIGNMENT = 64;
-const FORMAT = 2;
+const FORMAT = 3;
 
 /** A graph in the cache. */
 export interface ImportedGraph {
@@ -21,8 +21,11 @@ export interface ImportedGraph {
   readonly weights: readonly BlobRef[];
 }
 
-/** Makes the graphs of a file's parts. They are freed after the import. */
-export type Parts = (file: GraphFile) => StageGraph[] | Promise<StageGraph[]>;
+/** The graphs of a file's parts: of a stage in their order, and of what follows it. They are freed after the import. */
+export interface Parts<Graph = StageGraph> {
+  readonly stage: readonly Graph[];
+  readonly rest: readonly Graph[];
+}
 
 /** What the cache has of a file. */
 interface ImportDocument<Value> {
@@ -33,8 +36,15 @@ interface ImportDocument<Value> {
 }
 
 /** The graphs of `file`, imported under `key`. */
-export function importGraphs(folder: ModelFolder, file: string, key: string, parts: Parts, progress?: Progress): Promise<readonly ImportedGraph[]> {
-  const read = async (graph: GraphFile, put: PutBlob): Promise<readonly ImportedGraph[]> => storeAll(await parts(graph), put);
+export function importGraphs(folder: ModelFolder, file: string, key: string, parts: (file: GraphFile) => Parts, progress?: Progress): Promise<Parts<ImportedGraph>> {
+  const read = async (graph: GraphFile, put: PutBlob): Promise<Parts<ImportedGraph>> => {
+    const { stage, rest } = parts(graph);
+    try {
+      return { stage: await storeAll(stage, put), rest: await storeAll(rest, put) };
+    } finally {
+      for (const part of [...stage, ...rest]) part.free();
+    }
+  };
   return readOnce(folder, file, `graph ${FORMAT}`, key, read, progress);
 }
 
@@ -82,12 +92,8 @@ export function readOnce<Value>(
 
 async function storeAll(parts: readonly StageGraph[], put: PutBlob): Promise<ImportedGraph[]> {
   const graphs: ImportedGraph[] = [];
-  try {
-    for (const part of parts) graphs.push(await store(part, put));
-    return graphs;
-  } finally {
-    for (const part of parts) part.free();
-  }
+  for (const part of parts) graphs.push(await store(part, put));
+  return graphs;
 }
 
 /** The files of an imported graph, for an engine. */

@@ -7,11 +7,11 @@ import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import { MissingBlob } from "../weights/cache.js";
 import type { Labels } from "./answers.js";
-import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageIdentity } from "./core.js";
+import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageGraph, type StageIdentity } from "./core.js";
 import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { graphFiles, wholeGraph } from "./graph_files.js";
-import { filesOf, importGraphs, type ImportedGraph } from "./imported.js";
+import { filesOf, importGraphs, type ImportedGraph, type Parts } from "./imported.js";
 import type { ModelHost } from "./host.js";
 import type { Medium, Tokens } from "./inputs.js";
 import { readLabels } from "./labels.js";
@@ -27,7 +27,7 @@ const OWN_HEAD = "head";
 /** A model that is open. Its graphs are loaded when they are first used. */
 export class LoadedModel {
   readonly #stages = new Map<string, Promise<ModelStage>>();
-  readonly #imports = new Map<string, Promise<readonly ImportedGraph[]>>();
+  readonly #imports = new Map<string, Promise<Parts<ImportedGraph>>>();
   readonly #loadTimes = new Map<string, number>();
   /** The sizes of the weights in loaded graphs, by hash. */
   readonly #weights = new Map<string, number>();
@@ -128,12 +128,16 @@ export class LoadedModel {
   /** The task that reads exactly these inputs: that of the class in config.json, else the first that needs no head. */
   defaultTask(media: readonly Medium[]): Task {
     const fitting = this.tasks.filter(({ reads }) => reads.length === media.length && reads.every((medium) => media.includes(medium)));
-    const classes = Array.isArray(this.config["architectures"]) ? (this.config["architectures"] as unknown[]) : [];
-    const isOfClass = ({ architectures }: Task): boolean => classes.some((name) => architectures.some((suffix) => String(name).endsWith(suffix)));
-    const found = fitting.find((task) => task.head && isOfClass(task)) ?? fitting.find((task) => !task.head);
+    const found = fitting.find((task) => this.#hasHeadOf(task)) ?? fitting.find((task) => !task.head);
     if (found) return found;
     const known = this.tasks.map(({ name, reads }) => `${name} (${reads.join(", ")})`).join(", ") || "none";
     throw new CotensorError("Invalid", `task: no task of ${this.name} is meant by ${media.join(" and ") || "no input"}; name one: ${known}`);
+  }
+
+  /** Whether the class in config.json has a head for a task. */
+  #hasHeadOf({ head, architectures }: Task): boolean {
+    const classes = Array.isArray(this.config["architectures"]) ? (this.config["architectures"] as unknown[]) : [];
+    return head && classes.some((name) => architectures.some((suffix) => String(name).endsWith(suffix)));
   }
 
   /** Loads the stages of tasks, as far as the model has their files. */
@@ -144,7 +148,7 @@ export class LoadedModel {
   }
 
   stage(role: string): Promise<ModelStage> {
-    return this.#once(role, async () => this.#loadParts(role, this.def(role).kind, await this.#imported(role)));
+    return this.#once(role, async () => this.#loadParts(role, this.def(role).kind, (await this.#imported(role)).stage));
   }
 
   /** The graph that gives the logits of a task: a file of its own, or what follows the encoder in the model's graph. */
@@ -154,9 +158,13 @@ export class LoadedModel {
     return this.#once(`head ${head}`, async () => {
       const file = `onnx/${head}.onnx`;
       const trunk = this.def(task.roles.at(-1) ?? "");
-      if (await this.folder.has(file)) return this.#loadParts(head, "other", await this.#import(file, head, (graph) => [graph.head(head)]));
+      if (await this.folder.has(file)) {
+        const { stage } = await this.#import(file, head, (graph) => ({ stage: [graph.head(head)], rest: [] }));
+        return this.#loadParts(head, "other", stage);
+      }
       if (name === undefined && trunk.file !== null) {
-        const after = await this.#import(trunk.file, "rest", (graph) => [graph.headAfter(this.definition, trunk.role, head) ?? []].flat());
+        const { rest } = await this.#imported(trunk.role);
+        const after = rest.length > 0 ? rest : (await this.#import(trunk.file, "rest", (graph) => ({ stage: [], rest: this.#rest(graph, trunk.role) }))).rest;
         if (after.length > 0) return this.#loadParts(head, "other", after);
       }
       throw new CotensorError("NotFound", `head: ${this.name} has no head ${head} (${file}); ${task.name} needs one`);
@@ -165,7 +173,7 @@ export class LoadedModel {
 
   /** The encoder of a stage, as 64 hexadecimal digits; its graph is imported, but not loaded. */
   async space(role: string): Promise<string> {
-    return (await this.#imported(role)).at(-1)?.description.space ?? "";
+    return (await this.#imported(role)).stage.at(-1)?.description.space ?? "";
   }
 
   /** The stages that tensors of other models replace, by role. */
@@ -239,7 +247,7 @@ export class LoadedModel {
 
   /** Whether a text has other numbers in a run with other texts. */
   async joinsRows(role: string): Promise<boolean> {
-    return this.description.positions_depend_on_length || (await this.#imported(role)).some(({ description }) => description.joins_rows !== null);
+    return this.description.positions_depend_on_length || (await this.#imported(role)).stage.some(({ description }) => description.joins_rows !== null);
   }
 
   generation(task: string): ReturnType<Processors["generation"]> {
@@ -334,16 +342,31 @@ export class LoadedModel {
     return new Stage({ role: isLast ? role : description.role, graph, kind: isLast ? kind : description.kind, space: description.space, computations, hashes });
   }
 
-  #imported(role: string): Promise<readonly ImportedGraph[]> {
+  /** The graphs of a stage; and of the head behind it, so that the file is not sent again for it. */
+  #imported(role: string): Promise<Parts<ImportedGraph>> {
     const def = this.def(role);
     const { file } = def;
     if (file === null) throw this.#missing(def);
+    const hasHead = this.tasks.some((task) => task.roles.at(-1) === role && this.#hasHeadOf(task));
+    const rest = (graph: GraphFile): StageGraph[] => {
+      try {
+        return hasHead ? this.#rest(graph, role) : [];
+      } catch {
+        // The stage works without it. A task that needs the head reports the error.
+        return [];
+      }
+    };
     const fingerprints = def.media.map((medium) => this.processors.fingerprint(medium));
-    const key = `stage ${role} ${fingerprints.join(" ")}`;
-    return this.#import(file, key, (graph) => graph.stages(this.definition, role, [...fingerprints]));
+    const key = `stage ${role} ${hasHead ? "and head " : ""}${fingerprints.join(" ")}`;
+    return this.#import(file, key, (graph) => ({ stage: graph.stages(this.definition, role, [...fingerprints]), rest: rest(graph) }));
   }
 
-  #import(file: string, key: string, parts: (graph: GraphFile) => ReturnType<GraphFile["stages"]>): Promise<readonly ImportedGraph[]> {
+  /** What follows the encoder in the model's graph. */
+  #rest(graph: GraphFile, role: string): StageGraph[] {
+    return [graph.headAfter(this.definition, role, OWN_HEAD) ?? []].flat();
+  }
+
+  #import(file: string, key: string, parts: (graph: GraphFile) => Parts): Promise<Parts<ImportedGraph>> {
     const name = `${file} ${key}`;
     const known = this.#imports.get(name) ?? importGraphs(this.folder, file, key, parts, this.backend.progress);
     this.#imports.set(name, known);
