@@ -61,7 +61,7 @@ ALLOWED = {
     },
     # The modules for browsers: bindings of the store, and of what models need.
     "cotensor-web": {"cotensor-core", "cotensor-store"},
-    "cotensor-web-models": {"cotensor-core", "cotensor-graph", "cotensor-preprocess"},
+    "cotensor-web-models": {"cotensor-core", "cotensor-graph", "cotensor-pipeline", "cotensor-preprocess"},
     # Tests only.
     "cotensor-attacks": {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client", "cotensor-formats", "cotensor-daemon"

@@ -221,8 +221,9 @@ class Model:
         """Runs the model on a text, or on a dict (or keywords) of ``text``, ``image``, ``audio``, ``texts``.
 
         An image is the path or bytes of a file (PNG, JPEG, WebP, BMP), a PIL image, or a uint8 array [height, width, 3]. Audio is
-        the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``: by default that of the class in the
-        model's config.json, else the first one that reads exactly these inputs and needs no head. ``texts`` of one text is the beginning of a caption. With ``chat``, the text is a message for the model's
+        the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``: by default that of the class in
+        config.json, else the first one that reads exactly these inputs and needs no head. ``texts`` beside ``text`` mean
+        ``rerank``; ``texts`` of one text is the beginning of a caption. With ``chat``, the text is a message for the model's
         chat template. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the
         task; ``do_sample``, ``temperature``, ``top_k``, ``top_p`` and ``seed`` draw tokens. ``on_text`` is called with each piece
         of a text while it is decoded; ``stream`` gives the pieces as an iterator.

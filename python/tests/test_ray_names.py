@@ -112,6 +112,21 @@ def test_newer_versions_come_for_users_only(here, other, user):
     assert (here.store.names(), here.pulls.count, here.names()) == ([], 2, [])
 
 
+def test_an_agent_that_is_started_again_knows_its_copies(here, other):
+    publish(other.store, 1, False)
+    here.bring("x")
+    here.store.put("own", np.ones(3))
+    again = named.Named("own", here.store, here.pulls)
+    assert again.names() == ["x"] and again.describe("x").is_copy and not again.describe("own").is_copy
+    publish(other.store, 2, False)
+    again.update()
+    assert (here.store.names(), again.names()) == (["own"], []), "the unused copy of an older version was freed"
+    here.store.put("x", np.ones(3))
+    assert named.Named("own", here.store, here.pulls).names() == []
+    for name in here.store.names():
+        here.store.remove(name)
+
+
 def test_unused_copies_give_way_to_what_this_node_publishes(here, other, monkeypatch):
     publish(other.store, 1, False)
     here.bring("x")

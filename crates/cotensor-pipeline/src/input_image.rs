@@ -1,6 +1,6 @@
 //! An image as an input of a task.
 
-use super::inputs::InputFile;
+use super::input_file::InputFile;
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use cotensor_preprocess::{Array, ImageProcessor, decode_image, image_of_pixels, image_size};
 

@@ -10,6 +10,7 @@ mod decoder;
 mod default_task;
 mod definition;
 mod image_tokens;
+mod input_file;
 mod input_image;
 mod inputs;
 mod labels;
@@ -33,8 +34,9 @@ pub use decoder::{Cached, DecoderInput, DecoderPorts, cached, decoder_input, emp
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};
 pub use image_tokens::{expanded, image_token, merged, token_text};
+pub use input_file::{INPUT_BYTES_MAX, InputFile};
 pub use input_image::InputImage;
-pub use inputs::{INPUT_BYTES_MAX, InputData, InputFile};
+pub use inputs::InputData;
 pub use labels::{LABELS_FILE, Labels, Problem};
 pub use long_sound::LongSound;
 pub use numbers::{argmax, best, check_numbers, row_width, sigmoid, softmax};

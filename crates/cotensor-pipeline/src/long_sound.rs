@@ -1,6 +1,6 @@
 //! Sounds that are longer than the window of a model.
 
-use super::inputs::{InputFile, resampled};
+use super::input_file::{InputFile, resampled};
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::{AudioProcessor, AudioWindows, SoundReader, audio_length};
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, List, NamedTuple, Optional, Protocol, TypeVar
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, TypeVar
 
 from ..errors import ConflictError
 from .handle import Id, Spec
@@ -71,6 +71,19 @@ class Copies:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._copies: Dict[str, _Copy] = {}
+
+    @classmethod
+    def of(cls, entries: Iterable[Any]) -> Copies:
+        """Those that :meth:`entries` has given, also after JSON has turned ids into lists."""
+        copies = cls()
+        for name, (id_, node, source) in entries:
+            copies.add(str(name), (id_[0], id_[1]), str(node), (source[0], source[1]))
+        return copies
+
+    def entries(self) -> List[Any]:
+        """All, in the order of names, as values of JSON."""
+        with self._lock:
+            return sorted(self._copies.items())
 
     def add(self, name: str, id_: Id, node: str, source: Id) -> None:
         """A copy of version ``source`` of a node has arrived, as version ``id_``."""

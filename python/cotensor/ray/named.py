@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from typing import Callable, Dict, List, Optional
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
@@ -13,6 +14,9 @@ from .handle import OWN_PREFIX, Id, is_used, spec_of
 from .models import Copies, Described, sources
 from .peers import answer_of, answers
 from .pulls import Pulls, TensorTarget
+
+#: The tensor with the list of the copies, for an agent that is started again beside its daemon.
+_LIST = f"{OWN_PREFIX}copies"
 
 
 def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
@@ -27,6 +31,13 @@ def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
         parts.append(tensor.view(0, "uint8", (data,)).tobytes().hex())
     fingerprint = content_hash("cotensor.ray: name", *parts)
     return Described(node, tensor.name, tensor.id, spec, fingerprint, is_copy)
+
+
+def _read_list(store: Store) -> Copies:
+    """The copies that a former life of the agent has made."""
+    with contextlib.suppress(NotFoundError, ValueError, TypeError), store.get(_LIST) as tensor:
+        return Copies.of(json.loads(tensor.tobytes()))
+    return Copies()
 
 
 class _Replaced(Exception):
@@ -52,7 +63,10 @@ class Named:
 
     def __init__(self, node: str, store: Store, pulls: Pulls) -> None:
         self._node, self._store, self._pulls = node, store, pulls
-        self._copies = Copies()
+        self._copies = _read_list(store)
+        self._list_lock = threading.Lock()
+        #: The entries of the list in the store.
+        self._listed = self._copies.entries()
         #: For names that are looked for and copied.
         self._alone: Alone[str] = Alone()
 
@@ -95,6 +109,23 @@ class Named:
                     # One that does not come keeps no other name from its newer version.
                     with contextlib.suppress(CotensorError):
                         self._update(name, node)
+        self.names()
+        self._write_list()
+
+    def _write_list(self) -> None:
+        """Keeps the list of the copies in the store, if it has changed. Without room for it, the next update tries again."""
+        with self._list_lock, contextlib.suppress(CotensorError):
+            entries = self._copies.entries()
+            if entries == self._listed:
+                return
+            if entries:
+                text = json.dumps(entries).encode()
+                target = TensorTarget(self._store.empty(_LIST, (len(text),), "uint8", keep=True))
+                target.memory()[:] = text
+                target.publish().release()
+            else:
+                self._store.remove(_LIST, missing_ok=True)
+            self._listed = entries
 
     def _update(self, name: str, node: str) -> None:
         with self._alone.with_key(name):
@@ -141,6 +172,7 @@ class Named:
                 return
             with tensor:
                 self._copies.add(name, tensor.id, source.node, source.id)
+            self._write_list()
             return
         assert error is not None
         raise error

@@ -2,6 +2,7 @@
 
 use crate::errors::Result;
 use cotensor_core::{Error, size};
+use cotensor_pipeline::{default_task, has_class_of};
 use cotensor_preprocess::family::{
     BlockFields, CONFIG_FILE, DecoderDef, Family, Medium, ModelConfig, Similarity, Source, StageDef, Task, Variant,
     family_of_model, variant,
@@ -79,6 +80,7 @@ impl ModelFamily {
             task,
             roles: self.family.roles(&task.stages, self.variant, has_file),
             reads: media(Medium::ALL.into_iter().filter(|medium| self.family.reads(task, *medium))),
+            has_head: task.head && has_class_of(&self.config(), task),
         });
         let description = Description {
             name: &self.family.name,
@@ -95,6 +97,18 @@ impl ModelFamily {
             whole_graph: self.whole_graph(),
         };
         serde_json::to_string(&description).unwrap_or_default()
+    }
+
+    /// The task that reads inputs of exactly the types `given`. `name` is the model's, for errors.
+    ///
+    /// # Errors
+    /// `Invalid` when no task fits; the message lists the tasks.
+    #[wasm_bindgen(js_name = defaultTask)]
+    pub fn default_task(&self, name: &str, given: Vec<String>) -> Result<String> {
+        let given: Vec<Medium> =
+            Medium::ALL.into_iter().filter(|medium| given.iter().any(|each| each == medium.name())).collect();
+        let task = default_task(&self.config(), name, &given, false);
+        Ok(task.map_err(|error| error.in_field("task"))?.name.clone())
     }
 }
 
@@ -150,6 +164,8 @@ struct TaskDescription<'a> {
     /// The stages that run, with the decoder in the form that the model has.
     roles: Vec<&'a str>,
     reads: Vec<&'static str>,
+    /// Whether the class in config.json has a head for it.
+    has_head: bool,
 }
 
 impl ModelFamily {

@@ -36,8 +36,8 @@ export interface Task {
   readonly reads: readonly ("text" | "image" | "audio")[];
   /** Whether a head runs after them. */
   readonly head: boolean;
-  /** Endings of the class name in config.json of checkpoints with a head for the task. */
-  readonly architectures: readonly string[];
+  /** Whether the class in config.json has a head for the task. */
+  readonly has_head: boolean;
   /** The output that is the answer itself, in graphs that have it. */
   readonly result: string | null;
   readonly answer: AnswerKind;

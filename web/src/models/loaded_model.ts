@@ -127,17 +127,7 @@ export class LoadedModel {
 
   /** The task that reads exactly these inputs: that of the class in config.json, else the first that needs no head. */
   defaultTask(media: readonly Medium[]): Task {
-    const fitting = this.tasks.filter(({ reads }) => reads.length === media.length && reads.every((medium) => media.includes(medium)));
-    const found = fitting.find((task) => this.#hasHeadOf(task)) ?? fitting.find((task) => !task.head);
-    if (found) return found;
-    const known = this.tasks.map(({ name, reads }) => `${name} (${reads.join(", ")})`).join(", ") || "none";
-    throw new CotensorError("Invalid", `task: no task of ${this.name} is meant by ${media.join(" and ") || "no input"}; name one: ${known}`);
-  }
-
-  /** Whether the class in config.json has a head for a task. */
-  #hasHeadOf({ head, architectures }: Task): boolean {
-    const classes = Array.isArray(this.config["architectures"]) ? (this.config["architectures"] as unknown[]) : [];
-    return head && classes.some((name) => architectures.some((suffix) => String(name).endsWith(suffix)));
+    return this.task(this.definition.defaultTask(this.name, [...media]));
   }
 
   /** Loads the stages of tasks, as far as the model has their files. */
@@ -347,7 +337,7 @@ export class LoadedModel {
     const def = this.def(role);
     const { file } = def;
     if (file === null) throw this.#missing(def);
-    const hasHead = this.tasks.some((task) => task.roles.at(-1) === role && this.#hasHeadOf(task));
+    const hasHead = this.tasks.some((task) => task.roles.at(-1) === role && task.has_head);
     const rest = (graph: GraphFile): StageGraph[] => {
       try {
         return hasHead ? this.#rest(graph, role) : [];
