@@ -1,7 +1,6 @@
 //! The journal: the state that the next server needs. The supervisor and the server each have one.
 
 mod block;
-mod codec;
 mod event;
 mod packed;
 mod replay;

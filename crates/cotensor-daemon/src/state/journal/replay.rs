@@ -2,9 +2,10 @@
 
 use super::block::{Block, Item, Items};
 use super::event::Event;
+use super::packed::PackedEntry;
 use super::table::{Journal, Segment, at, id_of, shared};
 use crate::descriptors::HANDOVER_FDS;
-use cotensor_core::{Error, Result};
+use cotensor_core::{ContentHash, Error, Result};
 use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -51,15 +52,15 @@ impl Journal {
             let first = packed.segment().filter(|number| sent.insert(*number));
             if let Some(segment) = first.and_then(|number| self.segments.get(&number)) {
                 fds.push(segment.descriptor());
-                filling.segment(&segment.info);
+                filling.add(&Item::Segment(segment.info))?;
             }
-            filling.entry(at, packed);
+            filling.add(&Item::entry(id_of(at), packed))?;
             if is_full(&filling, &fds) {
                 send(&mut filling, &mut fds)?;
             }
         }
         for (key, results) in &self.claims {
-            filling.claim(key, results);
+            filling.add(&Item::claim(key, results))?;
             if is_full(&filling, &fds) {
                 send(&mut filling, &mut fds)?;
             }
@@ -94,14 +95,18 @@ impl Journal {
         for item in Items::of(block)? {
             match item? {
                 Item::Segment(info) => self.add_segment(info, fds.next().map(shared))?,
-                Item::Entry(id, packed) => {
+                Item::Entry(id, bytes) => {
+                    let packed = PackedEntry::from_bytes(bytes);
+                    packed.unpack(id)?;
                     self.use_segment(&packed)?;
                     self.name_ids = self.name_ids.max(id.name_id);
                     if self.entries.insert(at(id), packed).is_some() {
                         return Err(Error::corrupt(format!("version {} of {} was sent twice", id.version, id.name_id)));
                     }
                 }
-                Item::Claim(key, results) => drop(self.claims.insert(key, results)),
+                Item::Claim(key, results) => {
+                    self.claims.insert(ContentHash::from_bytes(key), results.into_owned().into());
+                }
             }
         }
         Ok(())

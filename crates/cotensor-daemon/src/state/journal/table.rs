@@ -1,8 +1,7 @@
 //! The tables of the journal.
 
-use super::codec::parse_hash;
 use super::event::{Entry, Event, SessionClient};
-use super::packed::PackedEntry;
+use super::packed::{PackedEntry, parse_hash};
 use crate::state::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo};
 use cotensor_core::{ContentHash, Error, Result};
