@@ -180,7 +180,7 @@ class Embedder(OtherNames):
         given: List[str] = [texts] if isinstance(texts, str) else list(texts)
         for at, text in enumerate(given, first):
             if not isinstance(text, str):
-                raise InvalidError(f"texts[{at}] is not a str but a {type(text).__name__}", field="texts")
+                raise InvalidError(f"texts[{at}] must be a str, not {type(text).__name__}", field="texts")
             if not text.isascii():
                 _check_unicode(text, at)
         cuts = self.truncate if truncate is None else truncate

@@ -35,6 +35,8 @@ struct State {
 #[pyclass(frozen, module = "cotensor")]
 pub(crate) struct Driver {
     state: Mutex<State>,
+    /// As in the state, for callers that would wait for themselves.
+    program: Option<Arc<Program>>,
 }
 
 fn pairs(moves: Vec<Move>) -> Option<Moves> {
@@ -52,20 +54,27 @@ impl State {
         program.show(py, |tensor| self.driver.is_on_device(tensor), self.driver.budget_bytes())
     }
 
-    /// What a call gives, with its moves. An exception of the program's object ends the operation, and none of the moves is made.
-    fn settle<T>(&mut self, py: Python<'_>, made: Result<T, Error>, moves: Vec<Move>) -> PyResult<(T, Option<Moves>)> {
-        let raised = self.program.as_ref().and_then(|program| program.raised());
-        if let Some(error) = raised {
-            for moved in moves.into_iter().rev() {
-                let undone = match moved {
-                    Move::Fetch(tensor) => self.driver.discard(tensor),
-                    Move::Evict(tensor) => self.driver.keep(tensor),
-                };
-                undone.or_raise(py)?;
-            }
-            self.driver.cancel();
+    /// Something has changed that the program's object will be shown.
+    fn changed(&self) {
+        self.program.iter().for_each(|program| program.changed());
+    }
+
+    /// Calls the driver. An exception of the program's object ends the operation, and none of the moves is made.
+    fn call<T>(
+        &mut self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut cotensor_placement::Driver, &mut Vec<Move>) -> Result<T, Error>,
+    ) -> PyResult<(T, Option<Moves>)> {
+        let (mut moves, budget) = (Vec::new(), self.driver.budget_bytes());
+        let made = call(&mut self.driver, &mut moves);
+        if let Some(error) = self.program.as_ref().and_then(|program| program.raised()) {
+            self.driver.revert(&moves, budget).or_raise(py)?;
+            self.changed();
             self.show(py)?;
             return Err(error);
+        }
+        if !moves.is_empty() || budget != self.driver.budget_bytes() {
+            self.changed();
         }
         self.show(py)?;
         Ok((made.or_raise(py)?, pairs(moves)))
@@ -74,8 +83,15 @@ impl State {
 
 impl Driver {
     /// The state. The program's object may be running in another thread, which needs the interpreter to end.
-    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
-        self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    ///
+    /// # Errors
+    /// `Conflict` for a method of the program's object, which the driver calls.
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, State>> {
+        if self.program.as_ref().is_some_and(|program| program.is_called_by_this_thread()) {
+            let message = "a method of a strategy uses its own session, which waits for the method";
+            return Err(raise(py, &Error::new(ErrorKind::Conflict, message).in_field("strategy")));
+        }
+        Ok(self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }
 
     fn moves(
@@ -83,9 +99,7 @@ impl Driver {
         py: Python<'_>,
         make: impl FnOnce(&mut cotensor_placement::Driver, &mut Vec<Move>) -> Result<(), Error>,
     ) -> PyResult<Option<Moves>> {
-        let (mut state, mut moves) = (self.lock(py), Vec::new());
-        let made = make(&mut state.driver, &mut moves);
-        state.settle(py, made, moves).map(|((), moves)| moves)
+        self.lock(py)?.call(py, make).map(|((), moves)| moves)
     }
 }
 
@@ -106,9 +120,10 @@ impl Driver {
         let Ok(name) = strategy.extract::<String>() else {
             let program = Program::new(strategy.clone().unbind());
             let driver = cotensor_placement::Driver::new(Box::new(ProgramStrategy::new(Arc::clone(&program))), budget);
+            let own = Some(Arc::clone(&program));
             let state = State { driver, program: Some(program), operations: Vec::new(), cpu_ns: None };
             state.show(py)?;
-            return Ok(Self { state: Mutex::new(state) });
+            return Ok(Self { state: Mutex::new(state), program: own });
         };
         let chosen: Box<dyn Strategy + Send> = match name.as_str() {
             "flow" => Box::new(Flow::new(device)),
@@ -124,12 +139,12 @@ impl Driver {
         // The times are not measured: "cpu" needs none.
         let cpu_ns = (name == "cpu").then_some(0);
         let driver = cotensor_placement::Driver::new(chosen, budget);
-        Ok(Self { state: Mutex::new(State { driver, program: None, operations: Vec::new(), cpu_ns }) })
+        Ok(Self { state: Mutex::new(State { driver, program: None, operations: Vec::new(), cpu_ns }), program: None })
     }
 
     /// Adds a tensor of ``size`` bytes, which is on the host, and returns its number.
     fn add_tensor(&self, py: Python<'_>, size: u64) -> PyResult<usize> {
-        let mut state = self.lock(py);
+        let mut state = self.lock(py)?;
         let tensor = state.driver.add_tensor(size).or_raise(py)?;
         state.program.as_ref().map_or(Ok(()), |program| program.add_tensor(py, size))?;
         Ok(tensor)
@@ -140,7 +155,7 @@ impl Driver {
         // As in a trace, so that an announced operation is the one that arrives.
         uses.sort_unstable();
         uses.dedup();
-        let mut state = self.lock(py);
+        let mut state = self.lock(py)?;
         if state.operations.len() >= OPERATIONS_MAX {
             return Err(raise(py, &Error::invalid(format!("{OPERATIONS_MAX} operations are the most"))));
         }
@@ -152,26 +167,27 @@ impl Driver {
 
     /// Announces the operations of one period, before the first operation: pairs (operation, nanoseconds).
     fn announce(&self, py: Python<'_>, operations: Vec<(usize, u64)>) -> PyResult<()> {
-        let mut state = self.lock(py);
+        let mut state = self.lock(py)?;
         let known = |(index, compute_ns): (usize, u64)| {
             state.operations.get(index).map(|operation| Operation { compute_ns, ..operation.clone() })
         };
         let Some(operations) = operations.into_iter().map(known).collect::<Option<Vec<_>>>() else {
             return Err(raise(py, &Error::invalid("an operation does not exist").in_field("operations")));
         };
-        state.driver.strategy().announce(operations);
-        state.settle(py, Ok(()), Vec::new()).map(drop)
+        state.call(py, |driver, _| {
+            driver.strategy().announce(operations);
+            Ok(())
+        })?;
+        Ok(())
     }
 
     /// The program reaches an operation. Returns whether it runs on the device, and the moves before it.
     fn begin(&self, py: Python<'_>, operation: usize) -> PyResult<(bool, Option<Moves>)> {
-        let mut state = self.lock(py);
+        let mut state = self.lock(py)?;
         let Some(operation) = state.operations.get(operation).cloned() else {
             return Err(raise(py, &Error::new(ErrorKind::Invalid, "no such operation").in_field("operation")));
         };
-        let mut moves = Vec::new();
-        let place = state.driver.begin(operation, &mut moves);
-        let (place, moves) = state.settle(py, place, moves)?;
+        let (place, moves) = state.call(py, |driver, moves| driver.begin(operation, moves))?;
         Ok((place == Place::Device, moves))
     }
 
@@ -186,8 +202,9 @@ impl Driver {
     }
 
     /// The operation failed, or ran elsewhere: the strategy does not learn from it.
-    fn cancel(&self, py: Python<'_>) {
-        self.lock(py).driver.cancel();
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock(py)?.driver.cancel();
+        Ok(())
     }
 
     /// Changes the budget. Returns the evictions that a smaller one needs.
@@ -202,45 +219,43 @@ impl Driver {
 
     /// The copy on the device is no longer valid, or was not made.
     fn discard(&self, py: Python<'_>, tensor: usize) -> PyResult<()> {
-        let mut state = self.lock(py);
-        state.driver.discard(tensor).or_raise(py)?;
-        state.show(py)
+        let mut state = self.lock(py)?;
+        state.changed();
+        state.driver.discard(tensor).or_raise(py)
     }
 
     /// Takes an eviction back. Returns whether there was memory for it.
     fn keep(&self, py: Python<'_>, tensor: usize) -> PyResult<bool> {
-        let mut state = self.lock(py);
-        let is_kept = state.driver.keep(tensor).is_ok();
-        state.show(py)?;
-        Ok(is_kept)
+        let mut state = self.lock(py)?;
+        state.changed();
+        Ok(state.driver.keep(tensor).is_ok())
     }
 
     /// Bytes of the tensors on the device.
     #[getter]
-    fn used(&self, py: Python<'_>) -> u64 {
-        self.lock(py).driver.used_bytes()
+    fn used(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.lock(py)?.driver.used_bytes())
     }
 
     /// Bytes that tensors may use on the device.
     #[getter]
-    fn budget(&self, py: Python<'_>) -> u64 {
-        self.lock(py).driver.budget_bytes()
+    fn budget(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.lock(py)?.driver.budget_bytes())
     }
 
     /// The next ``count`` operations: name, tensors, whether it runs on the device, copied and evicted tensors. Empty while
     /// nothing is planned.
-    fn forecast(&self, py: Python<'_>, count: usize) -> Vec<Expected> {
-        let expected = self.lock(py).driver.strategy().forecast(count);
+    fn forecast(&self, py: Python<'_>, count: usize) -> PyResult<Vec<Expected>> {
+        let expected = self.lock(py)?.driver.strategy().forecast(count);
         let tuple = |next: cotensor_placement::Expected| {
             (next.name, next.uses, next.place == Place::Device, next.copied, next.evicted)
         };
-        expected.into_iter().map(tuple).collect()
+        Ok(expected.into_iter().map(tuple).collect())
     }
 
     /// For the garbage collector: the program's object may refer to this one.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        let state = self.state.try_lock().ok();
-        state.and_then(|state| state.program.clone()).map_or(Ok(()), |program| visit.call(&program.object))
+        self.program.as_ref().map_or(Ok(()), |program| visit.call(&program.object))
     }
 }
 

@@ -6,8 +6,9 @@ use cotensor_core::sync::lock;
 use cotensor_placement::{Move, Nanos, Operation, Place, Strategy, TensorIndex, View};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 /// The object of a program, which both its driver and its strategy use.
 pub(crate) struct Program {
@@ -17,10 +18,15 @@ pub(crate) struct Program {
 
 #[derive(Default)]
 struct State {
-    /// Tensors in the order of their last use or copy.
-    order: Vec<TensorIndex>,
+    /// The number of the last use or copy of each tensor.
+    last: HashMap<TensorIndex, u64>,
+    uses: u64,
+    /// Whether the object shows the device and the budget as they are.
+    is_shown: bool,
     /// The first exception since the driver asked.
     raised: Option<PyErr>,
+    /// The thread in which a method of the object runs.
+    caller: Option<ThreadId>,
 }
 
 impl Program {
@@ -33,15 +39,33 @@ impl Program {
         self.object.getattr(py, "sizes")?.call_method1(py, "append", (size,)).map(drop)
     }
 
-    /// Sets the object's `on_device` and `budget`.
+    /// Sets the object's `on_device`, in the order of the last uses, and `budget`, if something has [changed](Self::changed).
     pub(crate) fn show(&self, py: Python<'_>, is_on_device: impl Fn(TensorIndex) -> bool, budget: u64) -> PyResult<()> {
+        let mut order: Vec<(u64, TensorIndex)> = {
+            let mut state = lock(&self.state);
+            if std::mem::replace(&mut state.is_shown, true) {
+                return Ok(());
+            }
+            let there = state.last.iter().filter(|&(&tensor, _)| is_on_device(tensor));
+            there.map(|(&tensor, &last)| (last, tensor)).collect()
+        };
+        order.sort_unstable();
         let shown = PyDict::new(py);
-        let order = lock(&self.state).order.clone();
-        for tensor in order.into_iter().filter(|&tensor| is_on_device(tensor)) {
+        for (_, tensor) in order {
             shown.set_item(tensor, py.None())?;
         }
         self.object.setattr(py, "on_device", shown)?;
         self.object.setattr(py, "budget", budget)
+    }
+
+    /// The device or the budget has changed.
+    pub(crate) fn changed(&self) {
+        lock(&self.state).is_shown = false;
+    }
+
+    /// Whether a method of the object runs in this thread.
+    pub(crate) fn is_called_by_this_thread(&self) -> bool {
+        lock(&self.state).caller == Some(thread::current().id())
     }
 
     /// The exception that the object has raised, once.
@@ -54,9 +78,11 @@ impl Program {
     }
 
     fn touch(&self, tensor: TensorIndex) {
-        let order = &mut lock(&self.state).order;
-        order.retain(|&other| other != tensor);
-        order.push(tensor);
+        let mut state = lock(&self.state);
+        state.uses += 1;
+        let uses = state.uses;
+        state.last.insert(tensor, uses);
+        state.is_shown = false;
     }
 
     /// What a method of the object returns. After an exception, no method is called until the driver has asked for it.
@@ -64,12 +90,12 @@ impl Program {
         if self.has_raised() {
             return None;
         }
-        Python::attach(|py| match call(self.object.bind(py)) {
-            Ok(answer) => Some(answer),
-            Err(error) => {
-                lock(&self.state).raised = Some(error);
-                None
-            }
+        Python::attach(|py| {
+            lock(&self.state).caller = Some(thread::current().id());
+            let answer = call(self.object.bind(py));
+            let mut state = lock(&self.state);
+            state.caller = None;
+            answer.map_err(|error| state.raised = Some(error)).ok()
         })
     }
 }
@@ -91,17 +117,30 @@ impl ProgramStrategy {
         Self { program, current: (String::new(), Vec::new()), is_to_ask: false, ahead, leaving }
     }
 
-    /// Calls a method with the operation under way, after the object has been shown the device.
+    /// Calls a method with an operation, after the object has been shown the device.
     fn ask<T>(
         &self,
         view: &View<'_>,
+        (name, uses): (&str, &[TensorIndex]),
         call: impl FnOnce(&Bound<'_, PyAny>, &str, Bound<'_, PyTuple>) -> PyResult<T>,
     ) -> Option<T> {
         self.program.ask(|object| {
             self.program.show(object.py(), |tensor| view.is_on_device(tensor), view.budget_bytes())?;
-            let (name, uses) = &self.current;
             call(object, name, PyTuple::new(object.py(), uses)?)
         })
+    }
+
+    fn operation(&self) -> (&str, &[TensorIndex]) {
+        (&self.current.0, &self.current.1)
+    }
+
+    /// A move that the driver makes.
+    fn moved(&self, moved: Move) -> Option<Move> {
+        if let Move::Fetch(tensor) = moved {
+            self.program.touch(tensor);
+        }
+        self.program.changed();
+        Some(moved)
     }
 
     /// The tensor that the object evicts. `None` if all are in use.
@@ -109,7 +148,10 @@ impl ProgramStrategy {
         if view.on_device().all(|tensor| view.is_needed_now(tensor)) {
             return None;
         }
-        self.ask(view, |object, name, uses| {
+        // One that was cancelled, or runs on the host, needs nothing.
+        let is_now = self.current.1.iter().any(|&tensor| view.is_needed_now(tensor));
+        let operation = if is_now { self.operation() } else { ("", &[][..]) };
+        self.ask(view, operation, |object, name, uses| {
             let tensor: TensorIndex = object.call_method1("evict", (name, uses))?.extract()?;
             if view.sizes().len() > tensor && view.is_on_device(tensor) && !view.is_needed_now(tensor) {
                 return Ok(tensor);
@@ -134,6 +176,7 @@ impl Strategy for ProgramStrategy {
         self.current = (operation.name.clone(), operation.uses.clone());
         self.is_to_ask = true;
         self.ahead.clear();
+        self.leaving.clear();
         Place::Device
     }
 
@@ -142,25 +185,27 @@ impl Strategy for ProgramStrategy {
             return None;
         }
         if view.short_bytes() > 0 {
-            return self.evicted(view).map(Move::Evict);
+            return self.evicted(view).and_then(|tensor| self.moved(Move::Evict(tensor)));
         }
         if view.waiting().is_some() {
-            return view.missing().filter(|&tensor| view.can_fetch(tensor)).map(Move::Fetch);
+            let missing = view.missing().filter(|&tensor| view.can_fetch(tensor));
+            return missing.and_then(|tensor| self.moved(Move::Fetch(tensor)));
         }
         if std::mem::take(&mut self.is_to_ask) {
-            let asked = self.ask(view, |object, name, uses| numbers(&object.call_method1("ahead", (name, uses))?));
-            self.ahead = asked.unwrap_or_default();
+            let ahead = |object: &Bound<'_, PyAny>, name: &str, uses: Bound<'_, PyTuple>| {
+                numbers(&object.call_method1("ahead", (name, uses))?)
+            };
+            self.ahead = self.ask(view, self.operation(), ahead).unwrap_or_default();
         }
         let known = view.sizes().len();
         while let Some(tensor) = self.leaving.pop_front() {
-            if tensor < known && view.is_on_device(tensor) {
-                return Some(Move::Evict(tensor));
+            if tensor < known && view.is_on_device(tensor) && !view.is_needed_now(tensor) {
+                return self.moved(Move::Evict(tensor));
             }
         }
         while let Some(tensor) = self.ahead.pop_front() {
             if tensor < known && view.can_fetch(tensor) {
-                self.program.touch(tensor);
-                return Some(Move::Fetch(tensor));
+                return self.moved(Move::Fetch(tensor));
             }
         }
         None
@@ -170,9 +215,18 @@ impl Strategy for ProgramStrategy {
         let after = |object: &Bound<'_, PyAny>, name: &str, uses: Bound<'_, PyTuple>| {
             numbers(&object.call_method1("after", (name, uses, elapsed_ns))?)
         };
-        self.leaving = self.ask(view, after).unwrap_or_default();
+        self.leaving = self.ask(view, self.operation(), after).unwrap_or_default();
         self.is_to_ask = false;
         self.current = (String::new(), Vec::new());
+    }
+
+    fn budget_changed(&mut self, _: &View<'_>) {
+        self.is_to_ask = false;
+        self.program.changed();
+    }
+
+    fn out_of_memory(&mut self, _: &View<'_>) {
+        self.is_to_ask = false;
     }
 
     fn announce(&mut self, operations: Vec<Operation>) {

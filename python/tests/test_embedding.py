@@ -109,7 +109,7 @@ def test_one_text_is_not_its_letters(embedder: cotensor.Embedder) -> None:
 
 
 def test_generators_name_the_position_of_a_wrong_text(embedder: cotensor.Embedder) -> None:
-    with pytest.raises(cotensor.InvalidError, match=r"texts\[300\] is not a str but a int"):
+    with pytest.raises(cotensor.InvalidError, match=r"texts\[300\] must be a str, not int"):
         list(embedder.passage_embed([*TEXTS * 100, 5]))  # type: ignore[list-item]
 
 

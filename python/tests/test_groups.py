@@ -63,7 +63,7 @@ def test_member_keeps_the_version_of_its_group(store: cotensor.Store) -> None:
 def test_plain_tensors_and_views_have_no_members(store: cotensor.Store) -> None:
     plain, group = store.put("plain", np.zeros(4)), store.put_group("group", quantized())
     assert plain.members() == {} and group["codes"].members() == {}
-    with pytest.raises(cotensor.NotFoundError, match="no group"):
+    with pytest.raises(cotensor.NotFoundError, match="not a group"):
         plain["codes"]
     with pytest.raises(KeyError, match="the members are codes, empty, scales, zero"):
         group["bias"]

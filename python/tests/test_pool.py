@@ -132,7 +132,7 @@ def test_wrong_models_and_inputs_are_refused(pool: ResourcePoolBridgeIntegration
         with pytest.raises(error):
             get(pool, model_type, name)
     model = get(pool, "text", "bert")
-    for inputs in ({}, {"audio": "x.wav"}, {"colour": "red"}, {"text": "x", "image": PHOTO}):
+    for inputs in ({}, {"audio": TINY / "audio" / "speech.flac"}, {"colour": "red"}, {"text": "x", "image": PHOTO}):
         with pytest.raises(cotensor.InvalidError):
             model(inputs)
     with pytest.raises(cotensor.InvalidError):

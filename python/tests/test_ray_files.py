@@ -111,7 +111,7 @@ def test_other_bytes_than_were_stated_are_refused_and_leave_nothing(nodes):
 def test_paths_out_of_the_folder_are_refused(tmp_path, path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(InvalidError, match="no path in a model's folder"):
+    with pytest.raises(InvalidError, match="not a path in a model's folder"):
         FileTarget(folder, path, file_of("x", b"x"))
     assert list(tmp_path.rglob("*")) == [folder]
 

@@ -182,7 +182,7 @@ def test_a_folder_with_a_hostile_path_is_refused(a, b, monkeypatch, tmp_path, en
     monkeypatch.setattr(a.folders, "lend", lambda fingerprint: a.keep([OpenFile(config, sent)]))
     monkeypatch.setattr(a, "answer", answer)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InvalidError, match="no path in a model's folder"):
+    with pytest.raises(InvalidError, match="not a path in a model's folder"):
         b.bring()
     assert sorted(tmp_path.rglob("*")) == before and b.is_empty()
 

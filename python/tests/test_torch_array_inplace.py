@@ -64,7 +64,7 @@ def test_in_place_writes_are_private(daemon: Any, writer: Writer, size: int, how
         store.remove("x")
 
 
-def test_in_place_writes_are_private_in_an_local_store() -> None:
+def test_in_place_writes_are_private_in_a_local_store() -> None:
     writer = Writer("")
     for how in VARIANTS[:-1]:
         for size in SIZES:

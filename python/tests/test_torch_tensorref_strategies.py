@@ -149,6 +149,42 @@ def test_a_strategy_that_breaks_its_rules_is_an_error(memory):
         model(X)
 
 
+def test_an_exception_of_a_strategy_leaves_all_weights_as_they_are(memory):
+    class Failing(Last):
+        fails = False
+
+        def evict(self, operation, uses):
+            if self.fails:
+                raise KeyError("from the strategy")
+            return super().evict(operation, uses)
+
+    model, strategy = mlp(10), Failing()
+    with offload(model, "simulated", strategy=strategy, memory=8000 + memory.allocated_bytes) as session, torch.no_grad():
+        y = model(X)
+        before, budget = list(strategy.on_device), strategy.budget
+        strategy.fails = True
+        for fails in (lambda: model(X), lambda: session.movers[0].driver.set_budget(budget // 2)):
+            with pytest.raises(KeyError, match="from the strategy"):
+                fails()
+            assert sorted(strategy.on_device) == sorted(before) and strategy.budget == budget
+            assert strategy.used == sum(weight.size_bytes for weight in session.movers[0].weights.all if weight.copy is not None)
+        strategy.fails = False
+        y = model(X)
+    check(model, y)
+
+
+def test_methods_of_a_strategy_do_not_use_its_session(memory):
+    class Asking(Strategy):
+        def evict(self, operation, uses):
+            session.stats()
+            return super().evict(operation, uses)
+
+    model = mlp(10)
+    with offload(model, "simulated", strategy=Asking(), memory=8000 + memory.allocated_bytes) as session:
+        with torch.no_grad(), pytest.raises(ConflictError, match="strategy: a method of a strategy uses its own session"):
+            model(X)
+
+
 @pytest.mark.parametrize("own", [Strategy, Last])
 def test_failing_memory_is_survived_by_strategies_of_programs(own, memory):
     model = mlp(4)

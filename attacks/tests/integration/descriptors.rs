@@ -178,7 +178,7 @@ fn slab_belongs_to_one_session_and_is_bounded() {
         json!({"slab": number, "offset": offset, "spec": spec, "holder": ""})
     };
     for (offset, bytes) in [(BYTES as u64, 1), (0, BYTES + 1), (63, 1), (u64::MAX, 1), (u64::MAX - 63, 128)] {
-        assert!(one.refused("tensor.publish_slab", publish(offset, bytes), &[]).contains("no place"));
+        assert!(one.refused("tensor.publish_slab", publish(offset, bytes), &[]).contains("not a place"));
         assert!(other.refused("tensor.publish_slab", publish(offset, bytes), &[]).contains("no slab"));
     }
     // Empty tensors take no space in the slab, but memory of the daemon.

@@ -15,7 +15,7 @@ pub(crate) struct LogThrottle(Mutex<State>);
 struct State {
     /// When the last line was written.
     last: Option<Instant>,
-    /// LogThrottle since then.
+    /// Refusals since then.
     count: u64,
 }
 

@@ -164,6 +164,23 @@ impl Driver {
         Ok(())
     }
 
+    /// Takes back the last call, whose `moves` the caller has not made, and ends the operation under way. `budget_bytes` is the budget
+    /// before the call.
+    ///
+    /// # Errors
+    /// Never for the moves of this driver.
+    pub fn revert(&mut self, moves: &[Move], budget_bytes: u64) -> Result<()> {
+        self.current = None;
+        self.memory.set_budget(budget_bytes);
+        for moved in moves.iter().rev() {
+            match *moved {
+                Move::Fetch(tensor) => self.discard(tensor)?,
+                Move::Evict(tensor) => self.memory.restore(tensor),
+            }
+        }
+        Ok(())
+    }
+
     /// Copies and evicts until all tensors of the operation are on the device.
     fn wait(&mut self, moves: &mut Vec<Move>) -> Result<()> {
         for _ in 0..ATTEMPTS_MAX {
@@ -338,6 +355,31 @@ mod tests {
         let mut moves = Vec::new();
         assert_eq!(driver.begin(trace.operations()[0].clone(), &mut moves).unwrap(), Place::Cpu);
         assert!(moves.is_empty());
+    }
+
+    #[test]
+    fn a_call_is_taken_back_in_spite_of_a_smaller_budget() {
+        let trace = cyclic(4, 1000, 500).unwrap();
+        let mut driver = Driver::new(Box::<Lru>::default(), 3000);
+        (0..4).for_each(|_| {
+            driver.add_tensor(1000).unwrap();
+        });
+        let on_device = |driver: &Driver| (0..4).filter(|&tensor| driver.is_on_device(tensor)).collect::<Vec<_>>();
+        for operation in trace.operations() {
+            driver.begin(operation.clone(), &mut Vec::new()).unwrap();
+            driver.end(500, &mut Vec::new()).unwrap();
+        }
+        let before = on_device(&driver);
+        let mut moves = Vec::new();
+        driver.set_budget(1500, &mut moves).unwrap();
+        assert!(moves.len() >= 2 && on_device(&driver) != before);
+        driver.revert(&moves, 3000).unwrap();
+        assert_eq!((on_device(&driver), driver.budget_bytes(), driver.used_bytes()), (before.clone(), 3000, 3000));
+        let mut moves = Vec::new();
+        driver.begin(trace.operations()[0].clone(), &mut moves).unwrap();
+        assert!(!moves.is_empty());
+        driver.revert(&moves, 3000).unwrap();
+        assert_eq!((on_device(&driver), driver.used_bytes()), (before, 3000));
     }
 
     #[test]

@@ -158,6 +158,9 @@ class Mover:
         except torch.OutOfMemoryError:
             self.driver.discard(weight.number)
             self.no_memory()
+            if weight.copy is not None:
+                # A smaller budget was followed by moves for the operation.
+                return
             # no_memory evicts; then the copy is made again, or the operation runs on the host.
             try:
                 weight.fetch(self.device, self.paths)

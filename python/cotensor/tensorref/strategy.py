@@ -10,7 +10,8 @@ class Strategy:
 
     Weights are numbers from 0 on, in the order of the model. By default nothing is copied ahead, and the weight leaves that was
     used first; so override :meth:`evict`, and :meth:`ahead` if the program is known. ``cotensor._native.Driver`` calls the object
-    and keeps the budget in any case. An exception ends the operation, and no weight moves for it.
+    and keeps the budget in any case. It passes the weights of an operation in their order, each once. An exception ends the
+    operation, and no weight moves for it. A method that uses its own session raises :class:`ConflictError`.
     """
 
     def __init__(self) -> None:

@@ -218,7 +218,12 @@ impl PooledModel {
             let inputs = model.with_embeddings(&inputs, &embeddings)?;
             if task.is_none() {
                 let task = task_of_inputs(model.model(), &inputs, &user.texts);
-                user.task.clone_from(&task.map_err(|error| error.in_field("task"))?.name);
+                let task = task.map_err(|error| error.in_field("task"))?;
+                user.task.clone_from(&task.name);
+                if task.begins && user.texts.is_empty() {
+                    // The text is the beginning of the one that the decoder writes.
+                    user.texts.extend(inputs.text().ok().map(str::to_owned));
+                }
             }
             let mut on_text = |piece: &str| {
                 let Some(on_text) = &on_text else { return Ok(()) };

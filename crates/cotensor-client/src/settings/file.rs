@@ -73,7 +73,7 @@ impl ConfigFile {
     /// Reads the file at [`config_path`]. A missing file has no settings, unless `COTENSOR_CONFIG` names it.
     ///
     /// # Errors
-    /// `Invalid` for wrong TOML, a value that is not text, number, truth value or list of these, and a file that is too long or not
+    /// `Invalid` for wrong TOML, a value of another type than text, number, truth value and lists of these, and a file that is too long or not
     /// regular; `NotFound`, `Io`. The error names the file, the line and the key.
     pub fn load() -> Result<Self> {
         let (file, errors) = Self::inspect();
@@ -196,8 +196,9 @@ pub(super) fn parse(text: &str) -> Result<Parsed> {
 
 /// The value of a setting as a command line has it, or the reason why it is wrong.
 fn value_of(setting: &Setting, value: &DeValue<'_>) -> std::result::Result<String, String> {
-    let text = text_of(value)
-        .ok_or_else(|| format!("{}, which is not text, number, truth value or list of these", value.type_str()))?;
+    let text = text_of(value).ok_or_else(|| {
+        format!("{}; a setting is a text, a number, a truth value or a list of these", value.type_str())
+    })?;
     if matches!(value, DeValue::Array(_)) && !LISTS.contains(setting) {
         return Err("a list, where one value is expected".to_owned());
     }

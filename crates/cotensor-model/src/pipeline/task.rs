@@ -89,7 +89,7 @@ pub(super) fn answer_in(
         run.notice(notice);
     }
     match task.answer {
-        AnswerKind::Text => text::write(run, task, user, inputs, on_text),
+        AnswerKind::Text => text::generate(run, task, user, inputs, on_text),
         AnswerKind::Transcript => speech::transcribe(run, task, user, inputs, on_text),
         AnswerKind::Language => speech::identify_language(run, task, user, inputs),
         AnswerKind::Scores => run.rerank(task, user, inputs),

@@ -85,6 +85,14 @@ impl Memory {
         Ok(())
     }
 
+    /// Takes memory for a tensor that was on the device before, in spite of the budget.
+    pub(crate) fn restore(&mut self, tensor: TensorIndex) {
+        if self.is_on_host(tensor) {
+            self.tensors_bytes += self.sizes[tensor];
+            self.landed(tensor);
+        }
+    }
+
     pub(crate) fn landed(&mut self, tensor: TensorIndex) {
         self.residencies[tensor] = Residency::OnDevice { changed: false };
     }

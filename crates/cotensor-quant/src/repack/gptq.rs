@@ -35,8 +35,8 @@ impl GptqLinear<'_> {
     /// The matrix of these tensors. Its elements `(code − zero) · scale` are exact for scales of 16 binary digits or fewer.
     ///
     /// # Errors
-    /// `Corrupt`, with the tensor as the field, for another length; `Unsupported` for columns or rows that do not fill words, for groups that are
-    /// no multiple of 16, for scales whose elements would be rounded, and for the highest zero point less 1, which programs read as 0 or as
+    /// `Corrupt`, with the tensor as the field, for another length; `Unsupported` for columns or rows that do not fill words, for groups that are not
+    /// a multiple of 16, for scales whose elements would be rounded, and for the highest zero point less 1, which programs read as 0 or as
     /// 2^bits.
     pub fn matrix(&self) -> Result<RepackedMatrix> {
         let (rows, columns, bits) = (self.rows, self.columns, self.width.bits() as usize);

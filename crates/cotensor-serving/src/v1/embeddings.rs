@@ -213,7 +213,7 @@ fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<EmbedderInput>, ApiErro
             ids.map(EmbedderInput::Tokens)
                 .ok_or_else(|| refused(format!("{name}[{at}] is not a list of token numbers")))
         }
-        other => Err(refused(format!("{name}[{at}] is {} and no text", kind(&other)))),
+        other => Err(refused(format!("{name}[{at}] must be a text, not {}", kind(&other)))),
     };
     list.into_iter().enumerate().map(input).collect()
 }

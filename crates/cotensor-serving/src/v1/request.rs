@@ -53,7 +53,7 @@ impl Fields {
                 Some(Value::String(text)) => Ok(text),
                 _ => Err(refused(format!("{name}[{at}] has no text in its field text"))),
             },
-            other => Err(refused(format!("{name}[{at}] is {} and no text", kind(&other)))),
+            other => Err(refused(format!("{name}[{at}] must be a text, not {}", kind(&other)))),
         };
         list.into_iter().enumerate().map(text).collect()
     }
@@ -140,7 +140,7 @@ impl Fields {
     pub(super) fn count(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let count = value.as_u64().and_then(|count| usize::try_from(count).ok()).filter(|&count| count > 0);
-        count.map(Some).ok_or_else(|| ApiError::invalid(name, format!("{name} is not a number from 1 on")))
+        count.map(Some).ok_or_else(|| ApiError::invalid(name, format!("{name} must be 1 or more")))
     }
 
     /// The name of the model; without the field, that of the only loaded one with a task of this kind, because clients of

@@ -157,7 +157,7 @@ fn wrong_arguments_name_the_field_and_load_nothing() {
         assert!(error.contains(field), "{function}: {error}");
     };
     refused("model.load", Arguments::new(), "model");
-    refused("model.load", load("tiny/bert"), "no absolute path");
+    refused("model.load", load("tiny/bert"), "not an absolute path");
     refused("model.load", load(&bert).named("ttl_s", 60).named("pinned", true), "ttl_s");
     refused("model.load", load(&bert).named("ttl_s", -1), "ttl_s");
     refused("model.load", load(&bert).named("ttl_s", i64::MAX), "ttl_s");

@@ -87,7 +87,7 @@ fn lone_surrogates_are_replaced() {
     };
     assert_eq!(embed(r"a \ud800 crane"), embed(r"a \ufffd crane"));
     let (status, answer) = server.request("POST", "/v1/embeddings", &body(r"a \ud8 crane"));
-    assert!(status == 400 && message(&answer).contains("no JSON"), "{answer}");
+    assert!(status == 400 && message(&answer).contains("not JSON"), "{answer}");
 }
 
 /// The fixture with room for texts whose attention does not fit.

@@ -83,7 +83,7 @@ fn wrong_requests_are_errors_in_the_form_of_openai() {
         (400, json!("model"), "model is missing", json!({"input": "a"})),
         (400, json!("model"), "model is not text", json!({"model": 1, "input": "a"})),
         (400, json!("dimensions"), "dimensions", json!({"model": bert, "input": "a", "dimensions": 100_000})),
-        (400, json!("dimensions"), "no number", json!({"model": bert, "input": "a", "dimensions": 0})),
+        (400, json!("dimensions"), "1 or more", json!({"model": bert, "input": "a", "dimensions": 0})),
         (400, json!("encoding_format"), "base64", json!({"model": bert, "input": "a", "encoding_format": "hex"})),
         (404, json!("model"), "/nowhere", json!({"model": "/nowhere", "input": "a"})),
         (400, json!(null), "embeds no sentences", json!({"model": vit, "input": "a"})),

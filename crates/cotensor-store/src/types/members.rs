@@ -118,7 +118,7 @@ impl Members {
 }
 
 /// How a member's elements lie in a segment where its group begins at `start` bytes. Without `members`, the tensor is
-/// no group.
+/// not a group.
 pub(crate) fn member_layout(members: Option<&Members>, name: &str, start: usize) -> Result<Layout> {
     let members =
         members.ok_or_else(|| Error::not_found(format!("it is not a group, so it has no member {name:?}")))?;

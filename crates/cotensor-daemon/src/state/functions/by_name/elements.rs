@@ -151,7 +151,7 @@ macro_rules! numbers {
             let wrong = || {
                 let mut shown = element.to_string();
                 shown.truncate(shown.floor_char_boundary(SHOWN_BYTES_MAX));
-                Error::invalid(format!("{shown} is no {}", dtype.name())).in_field("data")
+                Error::invalid(format!("{shown} does not fit {}", dtype.name())).in_field("data")
             };
             match (dtype, element) {
                 (DType::Bool, Value::Bool(truth)) => bytes.push(u8::from(*truth)),
