@@ -39,6 +39,8 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="Share of the names and dtypes, chosen by the seed")
     parser.add_argument("--cases-max", type=int, default=1 << 30, help="Samples of each name and dtype")
     parser.add_argument("--places-max", type=int, default=3, help="Places of each case, chosen by the seed (%(default)s)")
+    many = "Cases of each name and dtype with so many places; the others have one (%(default)s)"
+    parser.add_argument("--full-cases", type=int, default=500, help=many)
     parser.add_argument("--sample", action="store_true", help="The sample of CI, with floors of its own")
     parser.add_argument("--seed", type=int, default=0, help="Chooses the sample, or the first of the programs")
     parser.add_argument("--count", type=int, help="Random programs; by default, until the minutes end")
@@ -57,7 +59,7 @@ def main() -> int:
     # Registers the device before the first backward pass.
     cotensor.tensorref.simulated_device()
     started = time.monotonic()
-    selection = Selection(options.share, options.seed, options.cases_max, options.places_max)
+    selection = Selection(options.share, options.seed, options.cases_max, options.places_max, options.full_cases)
     run = Run(places(options.strategies), selection, options.jobs, options.case_seconds)
     if options.databases == ["programs"]:
         return _fuzz(run, options)

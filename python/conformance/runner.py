@@ -42,12 +42,17 @@ class Result:
 
 @dataclass
 class Selection:
-    """What runs, chosen by the seed: a ``share`` of the tasks, ``cases_max`` cases of each, each in ``places_max`` places."""
+    """What runs, chosen by the seed: a ``share`` of the tasks, ``cases_max`` cases of each, each in ``places_max`` places.
+
+    After the first ``full_cases`` cases of a task, the others have one place each: thousands of cases with nearly equal arguments
+    would take more time than all operators.
+    """
 
     share: float = 1.0
     seed: int = 0
     cases_max: int = 1 << 30
     places_max: int = 1 << 30
+    full_cases: int = 1 << 30
 
     def has(self, task: Task) -> bool:
         """Whether the seed selects a task."""
@@ -59,9 +64,10 @@ class Selection:
         found.sort(key=lambda one: self._number(f"{task} {one[1].label}"))
         return [case for _, case in sorted(found[: self.cases_max], key=lambda one: one[0])]
 
-    def places(self, task: Task, case: Case, places: List[Place]) -> List[Place]:
-        """The places of a case."""
-        return sorted(places, key=lambda place: self._number(f"{task} {case.label} {place}"))[: self.places_max]
+    def places(self, task: Task, case: Case, places: List[Place], number: int = 0) -> List[Place]:
+        """The places of a case, which is the ``number``-th of its task, counted from 0."""
+        count = self.places_max if number < self.full_cases else 1
+        return sorted(places, key=lambda place: self._number(f"{task} {case.label} {place}"))[:count]
 
     def _number(self, key: str) -> int:
         return zlib.crc32(f"{self.seed} {key}".encode())
@@ -118,7 +124,7 @@ class Run:
         for number, case in list(enumerate(self.selection.cases(task)))[first:]:
             send((number + 1, case.label))
             case.progress = send
-            places = self.selection.places(task, case, self.places) if case.places is None else case.places
+            places = self.selection.places(task, case, self.places, number) if case.places is None else case.places
             started = time.monotonic()
             differing = case.run(places)
             send(Result(task, case.label, differing, time.monotonic() - started))

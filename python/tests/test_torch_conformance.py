@@ -104,6 +104,9 @@ def test_the_seed_chooses_the_places_of_each_case():
     assert all([len(set(found)) == 3 for found in chosen(0, 3)])
     assert {place for found in chosen(0, 3) for place in found} == set(all_), "together, the cases have all places"
     assert all([set(found) == set(all_) for found in chosen(0, 99)])
+    selection = Selection(places_max=3, full_cases=90)
+    counts = [len(selection.places(TASK, case, all_, number)) for number, case in enumerate(cases)]
+    assert counts == [3] * 90 + [1] * 10
 
 
 def test_abort_and_hang_are_failures_of_one_case(monkeypatch):
