@@ -278,8 +278,8 @@ def as_inputs(given: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs and options of a call, as the extension reads them. ``imageData`` with ``width`` and ``height`` is an image."""
     found = {name: value for name, value in given.items() if value is not None}
     sides = {name: found.pop(name) for name in ("width", "height") if name in found}
-    for name, side in sides.items():
-        _checks.count(side, name, 1)
+    for side_name, side in sides.items():
+        _checks.count(side, side_name, 1)
     size = tuple(sides.values())
     for name in ("imageData", "image_data"):
         if name in found and "image" not in found:
