@@ -274,7 +274,10 @@ mod tests {
     #[test]
     fn bytes_of_the_format_are_fixed() {
         let bytes = [entry(true), entry(false)].map(|entry| PackedEntry::pack(&entry).unwrap().0).concat();
-        assert_eq!(ContentHash::of(&bytes).to_string(), "TO BE FILLED");
+        assert_eq!(
+            ContentHash::of(&bytes).to_string(),
+            "ecbd0769e44b22be405831b408f454f90b40cacf13838814f7d2768bf4726a7f"
+        );
     }
 
     #[test]
