@@ -99,7 +99,7 @@ mod tests {
         let (key, ids) = (ContentHash::of(b"claim"), [entry.id, Id { name_id: 1, version: u64::MAX }]);
         block.add(&Item::claim(&key, &ids)).unwrap();
         let bytes = block.into_bytes();
-        let items: Vec<Item> = Items::of(&bytes).unwrap().collect::<Result<_>>().unwrap();
+        let items: Vec<Item<'_>> = Items::of(&bytes).unwrap().collect::<Result<_>>().unwrap();
         let [Item::Segment(segment), Item::Entry(id, packed), Item::Claim(claimed, results)] = &items[..] else {
             panic!("{} items", items.len());
         };
