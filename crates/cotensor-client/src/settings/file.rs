@@ -197,7 +197,7 @@ pub(super) fn parse(text: &str) -> Result<Parsed> {
 /// The value of a setting as a command line has it, or the reason why it is wrong.
 fn value_of(setting: &Setting, value: &DeValue<'_>) -> std::result::Result<String, String> {
     let text = text_of(value).ok_or_else(|| {
-        format!("{}; a setting is a text, a number, a truth value or a list of these", value.type_str())
+        format!("{}, but a setting is a text, a number, a truth value or a list of these", value.type_str())
     })?;
     if matches!(value, DeValue::Array(_)) && !LISTS.contains(setting) {
         return Err("a list, where one value is expected".to_owned());
@@ -274,8 +274,8 @@ mod tests {
     #[test]
     fn errors_name_the_line_and_the_key() {
         for (text, field, words) in [
-            ("threads = 1979-05-27", Some("threads"), &["line 1", "no text, number"][..]),
-            ("threads = {a = 1}", Some("threads"), &["line 1", "no text, number"]),
+            ("threads = 1979-05-27", Some("threads"), &["line 1", "a text, a number"][..]),
+            ("threads = {a = 1}", Some("threads"), &["line 1", "a text, a number"]),
             ("allow_host = ['a,b']", Some("allow_host"), &["line 1"]),
             ("max_memory = [1]", Some("max_memory"), &["line 1", "one value"]),
             ("spill = 'here'", Some("spill"), &["line 1", "absolute"]),
