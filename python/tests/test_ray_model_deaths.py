@@ -133,4 +133,6 @@ def test_a_killed_daemon_of_the_copys_node_costs_no_folder(cluster):
         pass
 
     until("another daemon runs", lambda: folder_of(cluster.user))
-    assert is_whole(cluster, folder_of(cluster.user)) and counts("models")[cluster.one] == [NAME]
+    assert is_whole(cluster, folder_of(cluster.user))
+    # The agent answers late while it starts the daemon.
+    until("the agent names the model", lambda: counts("models").get(cluster.one) == [NAME])
