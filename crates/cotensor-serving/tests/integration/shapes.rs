@@ -55,7 +55,12 @@ fn rankings_have_the_forms_of_other_servers() {
 
     for (path, param, words, body) in [
         ("/v1/score", "text_1", "one, or as many", json!({"model": model, "text_1": ["a", "b"], "text_2": DOCUMENTS})),
-        ("/v1/score", "text_2", "text_2[1] must be a text, not null", json!({"model": model, "text_1": "a", "text_2": ["b", null]})),
+        (
+            "/v1/score",
+            "text_2",
+            "text_2[1] must be a text, not null",
+            json!({"model": model, "text_1": "a", "text_2": ["b", null]}),
+        ),
         (
             "/rerank",
             "documents",
