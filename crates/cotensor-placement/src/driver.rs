@@ -269,7 +269,7 @@ impl Driver {
 mod tests {
     use super::*;
     use crate::strategy::{Flow, Genoa, Lru, Pinned};
-    use crate::{Device, cyclic};
+    use crate::{Device, Trace, cyclic};
     use std::collections::HashSet;
 
     /// Runs `periods` of a loop over `count` tensors of 1000 bytes, and returns the copies of each period.
@@ -357,18 +357,24 @@ mod tests {
         assert!(moves.is_empty());
     }
 
-    #[test]
-    fn a_call_is_taken_back_in_spite_of_a_smaller_budget() {
+    /// A loop over four tensors of 1000 bytes, and a driver after its first period.
+    fn after_one_period(budget: u64) -> (Trace, Driver) {
         let trace = cyclic(4, 1000, 500).unwrap();
-        let mut driver = Driver::new(Box::<Lru>::default(), 3000);
+        let mut driver = Driver::new(Box::<Lru>::default(), budget);
         (0..4).for_each(|_| {
             driver.add_tensor(1000).unwrap();
         });
-        let on_device = |driver: &Driver| (0..4).filter(|&tensor| driver.is_on_device(tensor)).collect::<Vec<_>>();
         for operation in trace.operations() {
             driver.begin(operation.clone(), &mut Vec::new()).unwrap();
             driver.end(500, &mut Vec::new()).unwrap();
         }
+        (trace, driver)
+    }
+
+    #[test]
+    fn a_call_is_taken_back_in_spite_of_a_smaller_budget() {
+        let (trace, mut driver) = after_one_period(3000);
+        let on_device = |driver: &Driver| (0..4).filter(|&tensor| driver.is_on_device(tensor)).collect::<Vec<_>>();
         let before = on_device(&driver);
         let mut moves = Vec::new();
         driver.set_budget(1500, &mut moves).unwrap();
@@ -384,15 +390,7 @@ mod tests {
 
     #[test]
     fn a_smaller_budget_evicts_at_once_and_an_invalid_copy_is_made_again() {
-        let trace = cyclic(4, 1000, 500).unwrap();
-        let mut driver = Driver::new(Box::<Lru>::default(), 4000);
-        (0..4).for_each(|_| {
-            driver.add_tensor(1000).unwrap();
-        });
-        for operation in trace.operations() {
-            driver.begin(operation.clone(), &mut Vec::new()).unwrap();
-            driver.end(500, &mut Vec::new()).unwrap();
-        }
+        let (trace, mut driver) = after_one_period(4000);
         let mut moves = Vec::new();
         driver.set_budget(1500, &mut moves).unwrap();
         assert_eq!((moves.len(), driver.used_bytes()), (3, 1000));

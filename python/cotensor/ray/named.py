@@ -109,6 +109,7 @@ class Named:
                     # One that does not come keeps no other name from its newer version.
                     with contextlib.suppress(CotensorError):
                         self._update(name, node)
+        # Forgets the copies that were freed or replaced.
         self.names()
         self._write_list()
 

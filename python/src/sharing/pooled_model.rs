@@ -9,7 +9,7 @@ use crate::store::report::report;
 use crate::store::tensor::Tensor;
 use cotensor::core::sync::lock;
 use cotensor::model::family::tasks;
-use cotensor::model::pipeline::{SharedEmbedding, task_of_inputs};
+use cotensor::model::pipeline::SharedEmbedding;
 use cotensor::{Error, ErrorKind, Inputs, User};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -217,13 +217,7 @@ impl PooledModel {
             };
             let inputs = model.with_embeddings(&inputs, &embeddings)?;
             if task.is_none() {
-                let task = task_of_inputs(model.model(), &inputs, &user.texts);
-                let task = task.map_err(|error| error.in_field("task"))?;
-                user.task.clone_from(&task.name);
-                if task.begins && user.texts.is_empty() {
-                    // The text is the beginning of the one that the decoder writes.
-                    user.texts.extend(inputs.text().ok().map(str::to_owned));
-                }
+                model.choose_task(&mut user, &inputs).map_err(|error| error.in_field("task"))?;
             }
             let mut on_text = |piece: &str| {
                 let Some(on_text) = &on_text else { return Ok(()) };

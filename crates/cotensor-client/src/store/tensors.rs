@@ -50,14 +50,14 @@ impl ClientStore {
         let daemon = &self.daemon;
         let is_for_slab = self.is_for_slab(params.spec.device, len);
         match wanted {
-            Wanted::Block if !is_for_slab && len <= self.block_bytes_max => match Allocation::in_block(daemon, len)? {
-                Some(block) => {
-                    self.give_blocks_back();
-                    Ok(block)
-                }
-                None => self.allocate(params, len, Wanted::Any { to_fill: true }),
-            },
-            Wanted::Block => self.allocate(params, len, Wanted::Any { to_fill: true }),
+            Wanted::Block => {
+                let fits = !is_for_slab && len <= self.block_bytes_max;
+                let Some(block) = (if fits { Allocation::in_block(daemon, len)? } else { None }) else {
+                    return self.allocate(params, len, Wanted::Any { to_fill: true });
+                };
+                self.give_blocks_back();
+                Ok(block)
+            }
             Wanted::Any { to_fill } if is_for_slab => Allocation::in_slab(daemon, len, to_fill),
             Wanted::Any { .. } => Allocation::reserved(daemon, params, |memory| memory.reserve(len)),
             Wanted::Aliased => Allocation::reserved(daemon, params, |memory| memory.reserve_aliased(len)),

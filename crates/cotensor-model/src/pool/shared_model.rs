@@ -49,8 +49,23 @@ impl PooledModel {
     /// # Errors
     /// As [`task_of_inputs`].
     pub fn user_of(&self, inputs: &Inputs) -> Result<User> {
-        let task = task_of_inputs(self.model(), inputs, &[])?.name.clone();
-        Ok(User { name: self.name().to_owned(), model: self.model().name(), task, ..User::default() })
+        let mut user = User { name: self.name().to_owned(), model: self.model().name(), ..User::default() };
+        self.choose_task(&mut user, inputs)?;
+        Ok(user)
+    }
+
+    /// Gives a user the task that reads exactly what `inputs` and the user's texts are ([`task_of_inputs`]). A text that a decoder
+    /// continues becomes the user's.
+    ///
+    /// # Errors
+    /// As [`task_of_inputs`].
+    pub fn choose_task(&self, user: &mut User, inputs: &Inputs) -> Result<()> {
+        let task = task_of_inputs(self.model(), inputs, &user.texts)?;
+        user.task.clone_from(&task.name);
+        if task.begins && user.texts.is_empty() {
+            user.texts.extend(inputs.text().ok().map(str::to_owned));
+        }
+        Ok(())
     }
 
     /// Runs the task of `user` on `inputs` under the model's name, and keeps the outputs of its stages for

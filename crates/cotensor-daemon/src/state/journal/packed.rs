@@ -11,7 +11,7 @@ use cotensor_store::MEMBERS_MAX;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Kinds by their numbers.
+/// Kinds by their numbers, which stay in the format. The order of `Kind::ALL` may change.
 const KINDS: [Kind; 7] = [
     Kind::Other,
     Kind::TextEmbedding,
