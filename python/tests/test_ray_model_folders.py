@@ -144,6 +144,19 @@ def test_a_node_that_does_not_answer_is_named(a, b):
     assert equal(b.bring())
 
 
+def test_an_agent_that_another_node_starts_meanwhile_is_asked(a, b):
+    # It had no agent when it was asked, and has one when this node starts those that are missing.
+    a.does_answer, waited = False, []
+
+    def started(nodes):
+        waited.extend(nodes)
+        a.does_answer = True
+        return nodes
+
+    b.folders._start = started
+    assert equal(b.bring()) and waited == ["a"]
+
+
 def test_a_node_with_an_unusable_folder_leaves_another_ones(a, b, nodes):
     shutil.copytree(BERT, nodes["c"].base / "bert")
     (a.base / "bert" / "config.json").write_text("{")

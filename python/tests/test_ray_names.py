@@ -46,10 +46,16 @@ def other(monkeypatch):
         "lend": lambda id_, name: Token(),
         "newest_of": lambda names: {name: other.store.get(name).id for name in names},
     }
-    monkeypatch.setattr(named, "answers", lambda own, method, *arguments: [("other", answers[method](*arguments))])
+    monkeypatch.setattr(named, "others", lambda own: ["other"])
+    monkeypatch.setattr(named, "with_agents", list)
+    monkeypatch.setattr(
+        named,
+        "answers",
+        lambda own, method, *arguments, nodes: [("other", answers[method](*arguments))] if other.does_answer and nodes else [],
+    )
     monkeypatch.setattr(named, "answer_of", lambda node, method, *arguments: answers[method](*arguments))
     other.join, other.leave = lambda *_: [server.address], lambda *_: other.left.append(1)
-    other.left = []
+    other.left, other.does_answer = [], True
     with serving() as daemon, daemon.connect() as other.store:
         yield other
     server.close()
@@ -58,7 +64,7 @@ def other(monkeypatch):
 @pytest.fixture
 def here(daemon, other):
     with daemon.connect() as store:
-        here = named.Named("own", store, Pulls(Holdings(), other))
+        here = named.Named("own", store, Pulls(Holdings(), other), list)
         here.store, here.pulls = store, here._pulls
         yield here
 
@@ -116,15 +122,32 @@ def test_an_agent_that_is_started_again_knows_its_copies(here, other):
     publish(other.store, 1, False)
     here.bring("x")
     here.store.put("own", np.ones(3))
-    again = named.Named("own", here.store, here.pulls)
+    again = named.Named("own", here.store, here.pulls, list)
     assert again.names() == ["x"] and again.describe("x").is_copy and not again.describe("own").is_copy
     publish(other.store, 2, False)
     again.update()
     assert (here.store.names(), again.names()) == (["own"], []), "the unused copy of an older version was freed"
     here.store.put("x", np.ones(3))
-    assert named.Named("own", here.store, here.pulls).names() == []
+    assert named.Named("own", here.store, here.pulls, list).names() == []
     for name in here.store.names():
         here.store.remove(name)
+
+
+def test_an_agent_that_is_starting_is_waited_for(here, other):
+    publish(other.store, 1, False)
+    other.does_answer = False
+    with pytest.raises(NotFoundError, match="no node has a tensor 'x'; without an answer: node other$"):
+        here.bring("x")
+
+    def started(nodes):
+        other.does_answer = True
+        return nodes
+
+    here._start = started
+    here.bring("x")
+    assert first(here.store) == 1
+    with pytest.raises(NotFoundError, match="no node has a tensor 'y'$"):
+        here.bring("y")
 
 
 def test_unused_copies_give_way_to_what_this_node_publishes(here, other, monkeypatch):

@@ -60,16 +60,16 @@ def agent_of(node: str) -> Any:
     return kind.options(**options).remote(node)
 
 
-def start_agents() -> List[str]:
-    """Starts agents on the nodes without one. Returns those that have started in time."""
+def started_agents(nodes: Sequence[str]) -> List[str]:
+    """Those of the nodes that have an agent. Starts agents on the others, and waits for those that are starting."""
     starting = {}
-    for node in (one["NodeID"] for one in ray.nodes() if one["Alive"]):
-        try:
-            running_agent(node)
-        except ValueError:
-            starting[agent_of(node).socket.remote()] = node
+    for node in nodes:
+        agent = agent_of(node)
+        if ray._private.state.actors(agent._actor_id.hex()).get("State") != "ALIVE":
+            starting[agent.socket.remote()] = node
     done, _ = ray.wait(list(starting), num_returns=len(starting), timeout=START_TIMEOUT) if starting else ([], [])
-    return [starting[one] for one in done]
+    late = set(starting.values()) - {starting[one] for one in done}
+    return [node for node in nodes if node not in late]
 
 
 def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> List[Address]:
@@ -108,10 +108,10 @@ class Agent:
         #: Tokens that have ended. The callback runs in a thread of Ray, which must not wait.
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
         self._callee = Callee(node, self._store, self._opened, self._kept)
-        self._named = Named(node, self._store, self._pulls)
+        self._named = Named(node, self._store, self._pulls, started_agents)
         folders = daemon.folders_of_models()
         root = folders / f"ray-{node[:32]}"
-        self._folders = ModelFolders(node, root, self._pulls, self._lent, start_agents)
+        self._folders = ModelFolders(node, root, self._pulls, self._lent, started_agents)
         remove_ended(folders, root)
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         for look in (self._watch_daemon, self._watch_nodes, self._named.update):

@@ -18,7 +18,7 @@ from .alone import Alone
 from .files import FileOf, FileTarget, Hashes, OpenFile
 from .folders import Folders
 from .models import sources
-from .peers import answer_of, answers, others
+from .peers import answer_of, answers, others, unanswered
 from .pulls import Pulls
 
 #: An answer to a question for a model whose files are still being hashed. The node is asked again.
@@ -77,8 +77,8 @@ Answer = Union[None, Folder, Problem, Literal["hashing"]]
 class ModelFolders:
     """Finds the folders of models on this node and on others, and copies those of others here, below ``root``.
 
-    ``keep`` makes a token for each of several open files, ``start`` starts the agents of nodes that have none, and returns these
-    nodes: a node on which nothing uses Cotensor can have files.
+    ``keep`` makes a token for each of several open files. ``start`` starts the agents of nodes that do not answer, waits for
+    those that are starting, and returns the nodes that have one then: a node on which nothing uses Cotensor can have files.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ModelFolders:
         root: Path,
         pulls: Pulls,
         keep: Callable[[Sequence[OpenFile]], List[Any]],
-        start: Callable[[], List[str]],
+        start: Callable[[Sequence[str]], List[str]],
     ) -> None:
         self._node, self._pulls, self._keep, self._start = node, pulls, keep, start
         self._folders = Folders(root)
@@ -117,8 +117,8 @@ class ModelFolders:
                 problems = self._problems(wanted, error)
             silent: Set[str] = set()
             found = self._described(wanted, others(self._node), problems, silent)
-            if not found:
-                found = self._described(wanted, self._start(), problems, silent)
+            if not found and silent:
+                found = self._described(wanted, self._start(sorted(silent)), problems, silent)
             if found:
                 folder = self._copied(wanted, sources(name, found, "models"))
                 # A name on the hub is relative to no folder.
@@ -272,7 +272,7 @@ def _is_of_hub(end: str) -> bool:
 
 def _missing(wanted: Wanted, problems: Sequence[Problem], silent: Set[str]) -> CotensorError:
     model = f"the model {wanted.name!r}" + (f" with graphs in {wanted.variant}" if wanted.variant else "")
-    unknown = f"; without an answer: node {', node '.join(sorted(silent))}" if silent else ""
+    unknown = unanswered(silent)
     if problems:
         why = "; ".join(f"node {node}: {text}" for node, text in problems)
         return InvalidError(f"no node of the cluster has {model} in a usable form: {why}{unknown}", field=wanted.name)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Sequence
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
 from ..errors import CotensorError, IoError, NotFoundError
 from .alone import Alone
 from .handle import OWN_PREFIX, Id, is_used, spec_of
 from .models import Copies, Described, sources
-from .peers import answer_of, answers
+from .peers import answer_of, answers, others, unanswered, with_agents
 from .pulls import Pulls, TensorTarget
 
 #: The tensor with the list of the copies, for an agent that is started again beside its daemon.
@@ -59,10 +59,14 @@ class _Target(TensorTarget):
 
 
 class Named:
-    """Finds names on other nodes, and copies their tensors here under the same names, once for all processes."""
+    """Finds names on other nodes, and copies their tensors here under the same names, once for all processes.
 
-    def __init__(self, node: str, store: Store, pulls: Pulls) -> None:
-        self._node, self._store, self._pulls = node, store, pulls
+    ``start`` waits for the agents of nodes that do not answer, if they are starting, and returns the nodes that have one then: an
+    agent that is started again has the tensors of its daemon.
+    """
+
+    def __init__(self, node: str, store: Store, pulls: Pulls, start: Callable[[Sequence[str]], List[str]]) -> None:
+        self._node, self._store, self._pulls, self._start = node, store, pulls, start
         self._copies = _read_list(store)
         self._list_lock = threading.Lock()
         #: The entries of the list in the store.
@@ -154,10 +158,17 @@ class Named:
         return found
 
     def _sources(self, name: str) -> List[Described]:
-        found = [] if name.startswith(OWN_PREFIX) else [each for _, each in answers(self._node, "describe", name) if each]
-        if not found:
-            raise NotFoundError(f"no node has a tensor {name!r}", field="name")
-        return sources(name, found)
+        # The names of handles are of one node. A node without an agent has no daemon.
+        asked = [] if name.startswith(OWN_PREFIX) else with_agents(others(self._node))
+        found = dict(answers(self._node, "describe", name, nodes=asked))
+        silent = set(asked) - set(found)
+        if silent and not any(found.values()):
+            found = dict(answers(self._node, "describe", name, nodes=self._start(sorted(silent))))
+            silent -= set(found)
+        offers = [offer for offer in found.values() if offer]
+        if not offers:
+            raise NotFoundError(f"no node has a tensor {name!r}{unanswered(silent)}", field="name")
+        return sources(name, offers)
 
     def _bring(self, name: str, found: List[Described], former: Optional[Id]) -> None:
         """Copies from the first that sends it, in place of the version ``former``."""

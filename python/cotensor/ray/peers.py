@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterable, Iterator, List, Optional, Tuple
 
 import ray
 
@@ -22,6 +22,22 @@ def running_agent(node: str) -> Any:
 def others(own: str) -> List[str]:
     """The nodes of the cluster but ``own``."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+
+
+def with_agents(nodes: List[str]) -> List[str]:
+    """Those of the nodes that have an agent, also one that is starting."""
+    found = []
+    for node in nodes:
+        with contextlib.suppress(ValueError):
+            running_agent(node)
+            found.append(node)
+    return found
+
+
+def unanswered(nodes: Iterable[str]) -> str:
+    """A part of an error: these nodes did not answer, and can have what was looked for. Empty for none."""
+    names = [f"node {node}" for node in sorted(nodes)]
+    return f"; without an answer: {', '.join(names)}" if names else ""
 
 
 def answers(
