@@ -131,7 +131,7 @@ impl Output {
 ///
 /// # Errors
 /// `Corrupt` without logits.
-pub fn labelled(logits: &[f32], labels: Labels) -> Result<Answer> {
+pub(crate) fn labelled(logits: &[f32], labels: Labels) -> Result<Answer> {
     let named = |values: Vec<f32>| labels.names.iter().cloned().zip(values).collect::<Vec<_>>();
     let (index, probability) = best(logits)?;
     Ok(match labels.problem {

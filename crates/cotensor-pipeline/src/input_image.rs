@@ -68,26 +68,35 @@ impl InputImage {
         }
     }
 
-    /// Which pixels of [`pixels`](Self::pixels) are the image: `[1, height, width]`, or the shape `dims` that the graph
-    /// declares. Some exports fix a size for the mask that is not the size of the image.
+    /// As [`image_mask`].
     ///
     /// # Errors
-    /// As [`size`](Self::size); `Unsupported` when the image has padding and the graph reads a mask of another size.
+    /// As [`size`](Self::size) and [`image_mask`].
     pub fn mask(&self, processor: &ImageProcessor, dims: Option<&[Option<usize>]>) -> Result<Array> {
-        let mask = processor.mask(self.size()?)?;
-        let wanted: Vec<usize> = match dims {
-            Some(dims) if dims.len() == 3 => {
-                dims.iter().zip(mask.shape()).map(|(wanted, &given)| wanted.unwrap_or(given)).collect()
-            }
-            _ => return Ok(mask),
-        };
-        if wanted == mask.shape() {
-            return Ok(mask);
-        }
-        if wanted[0] != 1 || mask.as_i64()?.contains(&0) || wanted.iter().product::<usize>() > MASK_PIXELS_MAX {
-            let message = format!("the graph reads a mask of shape {wanted:?}, the image has {:?}", mask.shape());
-            return Err(Error::unsupported(message).in_field("pixel_mask"));
-        }
-        Array::i64(wanted.as_slice(), vec![1; wanted.iter().product()])
+        image_mask(processor, self.size()?, dims)
     }
+}
+
+/// For an image of `size` (width and height in pixels), which pixels of [`ImageProcessor::process`] are the image:
+/// `[1, height, width]`, or the shape `dims` that the graph declares. Some exports fix a size for the mask that is not the size of
+/// the image.
+///
+/// # Errors
+/// `Unsupported` when the image has padding and the graph reads a mask of another size; as [`ImageProcessor::mask`].
+pub fn image_mask(processor: &ImageProcessor, size: (u32, u32), dims: Option<&[Option<usize>]>) -> Result<Array> {
+    let mask = processor.mask(size)?;
+    let wanted: Vec<usize> = match dims {
+        Some(dims) if dims.len() == 3 => {
+            dims.iter().zip(mask.shape()).map(|(wanted, &given)| wanted.unwrap_or(given)).collect()
+        }
+        _ => return Ok(mask),
+    };
+    if wanted == mask.shape() {
+        return Ok(mask);
+    }
+    if wanted[0] != 1 || mask.as_i64()?.contains(&0) || wanted.iter().product::<usize>() > MASK_PIXELS_MAX {
+        let message = format!("the graph reads a mask of shape {wanted:?}, the image has {:?}", mask.shape());
+        return Err(Error::unsupported(message).in_field("pixel_mask"));
+    }
+    Array::i64(wanted.as_slice(), vec![1; wanted.iter().product()])
 }

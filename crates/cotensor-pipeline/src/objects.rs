@@ -5,10 +5,10 @@ use super::numbers::{best, softmax};
 use cotensor_core::{Error, Result};
 
 /// The name of the output with the boxes: `[1, queries, 4]`, center and size relative to the image.
-pub const BOXES: &str = "pred_boxes";
+pub(crate) const BOXES: &str = "pred_boxes";
 
 /// The threshold of the score when the user sets none: the default of transformers.
-pub const DEFAULT_THRESHOLD: f32 = 0.5;
+pub(crate) const DEFAULT_THRESHOLD: f32 = 0.5;
 
 /// The objects whose score is above `threshold`, as `post_process_object_detection` in transformers gives them. `logits`
 /// has a number for each label and one for "no object" per query, `boxes` four numbers. `size` is the width and the
@@ -16,7 +16,7 @@ pub const DEFAULT_THRESHOLD: f32 = 0.5;
 ///
 /// # Errors
 /// `Unsupported` when the outputs have other sizes.
-pub fn detected(
+pub(crate) fn detected(
     logits: &[f32],
     boxes: &[f32],
     labels: &[String],

@@ -2,6 +2,7 @@
 
 use super::answer::{Answer, Output};
 use super::numbers::{check_numbers, row_width, sigmoid, softmax};
+use super::read_answer::StageOutput;
 use super::report::Constant;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{Probability, Similarity};
@@ -41,27 +42,16 @@ impl LogitScale {
     }
 }
 
-/// An embedding that is compared.
-#[derive(Clone, Copy, Debug)]
-pub struct Embedding<'a> {
-    /// The name of the output that has it.
-    pub name: &'a str,
-    /// Dimensions, in elements.
-    pub shape: &'a [usize],
-    /// The elements.
-    pub values: &'a [f32],
-}
-
 /// The texts `names` by the similarity of their embeddings `[texts, N]` to one embedding `[1, N]`. `task` is the name of the
 /// task, for errors.
 ///
 /// # Errors
 /// `Unsupported` for embeddings of other shapes, `Corrupt` for embeddings of different widths, `Engine` for numbers that
 /// overflow.
-pub fn ranked(
+pub(crate) fn ranked(
     task: &str,
-    one: Embedding<'_>,
-    texts: Embedding<'_>,
+    one: StageOutput<'_>,
+    texts: StageOutput<'_>,
     names: &[&str],
     scale: &LogitScale,
     probability: Probability,
@@ -75,6 +65,10 @@ pub fn ranked(
     check_numbers(texts.values)?;
     if width != text_width {
         return Err(Error::corrupt(format!("{} has {width} dimensions, text embeddings have {text_width}", one.name)));
+    }
+    if texts.values.len() != names.len() * width {
+        let message = format!("{} texts, and embeddings of shape {:?}", names.len(), texts.shape);
+        return Err(Error::invalid(message).in_field("texts"));
     }
     let direction = normalized(one.values);
     let cosine = |row: &[f32]| normalized(row).iter().zip(&direction).map(|(a, b)| a * b).sum::<f32>();
@@ -101,8 +95,8 @@ mod tests {
     const SCALE: LogitScale = LogitScale { scale: 2.0, bias: 0.0, source: String::new(), untrained: true };
 
     fn compared(one: &[f32], shape: &[usize], texts: &[f32]) -> Result<(Answer, Vec<Output>)> {
-        let one = Embedding { name: "image_embeds", shape: &[1, one.len()], values: one };
-        let texts = Embedding { name: "text_embeds", shape, values: texts };
+        let one = StageOutput { name: "image_embeds", shape: &[1, one.len()], values: one };
+        let texts = StageOutput { name: "text_embeds", shape, values: texts };
         ranked("t", one, texts, &["near", "far"], &SCALE, Probability::Softmax)
     }
 
@@ -121,6 +115,7 @@ mod tests {
         let kind = |one: &[f32], shape: &[usize], texts: &[f32]| compared(one, shape, texts).unwrap_err().kind();
         assert_eq!(kind(&[1.0, 0.0], &[1, 3], &[1.0; 3]), ErrorKind::Corrupt);
         assert_eq!(kind(&[1.0, 0.0], &[2], &[1.0; 2]), ErrorKind::Unsupported);
-        assert_eq!(kind(&[1.0, f32::NAN], &[1, 2], &[1.0; 2]), ErrorKind::Engine);
+        assert_eq!(kind(&[1.0, 0.0], &[1, 2], &[1.0; 2]), ErrorKind::Invalid, "one embedding for two texts");
+        assert_eq!(kind(&[1.0, f32::NAN], &[2, 2], &[1.0; 4]), ErrorKind::Engine);
     }
 }

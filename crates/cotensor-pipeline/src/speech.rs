@@ -1,11 +1,39 @@
 //! Windows of speech: the timestamps that the model writes decide where the next window begins.
 
+use super::numbers::{argmax, softmax};
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::AudioWindows;
 use cotensor_preprocess::generation::{TimedSegment, Timestamps};
 
 /// The name of the task in generation_config.json.
 pub const TRANSCRIBE: &str = "transcribe";
+
+/// A spoken language.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpokenLanguage {
+    /// Its code, such as `en`.
+    pub code: String,
+    /// Its token.
+    pub token: i64,
+    /// Its probability among the languages, 0 to 1.
+    pub probability: f32,
+}
+
+/// The language with the highest of the `scores` of `languages`, which have names such as `<|en|>`, and tokens.
+///
+/// # Errors
+/// `Corrupt` without languages.
+pub fn spoken_language(languages: &[(String, i64)], scores: &[f32]) -> Result<SpokenLanguage> {
+    let index = argmax(scores);
+    let probability = softmax(scores).get(index).copied();
+    match (languages.get(index), probability) {
+        (Some((name, token)), Some(probability)) => {
+            let code = name.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
+            Ok(SpokenLanguage { code, token: *token, probability })
+        }
+        _ => Err(Error::corrupt("there are no scores of languages")),
+    }
+}
 
 /// A part of a transcript.
 #[derive(Clone, Debug, PartialEq)]

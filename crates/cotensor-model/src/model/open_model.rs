@@ -6,7 +6,7 @@ use crate::quantize::{QuantizeReport, QuantizedWeights};
 use crate::stage::Stage;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
-use cotensor_pipeline::{LABELS_FILE, Labels, LogitScale};
+use cotensor_pipeline::{AnswerFiles, LABELS_FILE, Labels, LogitScale};
 use cotensor_preprocess::family::{CONFIG_FILE, Family, ModelConfig, Variant, family_of_model, variant};
 use cotensor_preprocess::generation::{self, GenerationConfig};
 use cotensor_preprocess::{
@@ -267,14 +267,6 @@ impl Model {
         LogitScore::open(&self.files())
     }
 
-    /// The decoder of connectionist temporal classification.
-    ///
-    /// # Errors
-    /// As [`CtcDecoder::open`].
-    pub(crate) fn ctc(&self) -> Result<&CtcDecoder> {
-        self.opened(&self.ctc, || CtcDecoder::open(&self.files()))
-    }
-
     /// The image preprocessing.
     ///
     /// # Errors
@@ -293,15 +285,6 @@ impl Model {
         self.opened(&self.audio, || AudioProcessor::open(&self.files(), self.family.audio_processor.as_deref()))
     }
 
-    /// The scale and the bias of similarities, from the files of the model.
-    ///
-    /// # Errors
-    /// `Unsupported` for a family without similarities, `NotFound` when no file has them, or as
-    /// [`open_graph`](crate::graph::open_graph).
-    pub(crate) fn logit_scale(&self) -> Result<&LogitScale> {
-        self.opened(&self.logit_scale, || scale_of(&self.folder, &self.config, self.family, self.variant))
-    }
-
     /// Another JSON file of the folder, if it exists. It is read once.
     ///
     /// # Errors
@@ -317,14 +300,6 @@ impl Model {
         Ok(found)
     }
 
-    /// The labels of a head with `count` numbers.
-    ///
-    /// # Errors
-    /// As [`Labels::of`] and [`json`](Self::json).
-    pub(crate) fn labels(&self, head: &str, count: usize) -> Result<Labels> {
-        Labels::of(&self.model_config(), self.json(LABELS_FILE)?.as_deref(), head, count)
-    }
-
     fn opened<'a, T>(&self, cell: &'a OnceLock<T>, open: impl FnOnce() -> Result<T>) -> Result<&'a T> {
         if let Some(value) = cell.get() {
             return Ok(value);
@@ -332,5 +307,31 @@ impl Model {
         self.check_unchanged()?;
         let value = open()?;
         Ok(cell.get_or_init(|| value))
+    }
+}
+
+impl AnswerFiles for Model {
+    fn config(&self) -> ModelConfig<'_> {
+        self.model_config()
+    }
+
+    fn labels(&self, head: &str, count: usize) -> Result<Labels> {
+        Labels::of(&self.model_config(), self.json(LABELS_FILE)?.as_deref(), head, count)
+    }
+
+    fn tokenizer(&self) -> Result<&TextProcessor> {
+        self.text()
+    }
+
+    fn sentence(&self) -> Result<&SentenceProcessor> {
+        Model::sentence(self).map(|(sentence, _)| sentence)
+    }
+
+    fn ctc(&self) -> Result<&CtcDecoder> {
+        self.opened(&self.ctc, || CtcDecoder::open(&self.files()))
+    }
+
+    fn logit_scale(&self) -> Result<&LogitScale> {
+        self.opened(&self.logit_scale, || scale_of(&self.folder, &self.config, self.family, self.variant))
     }
 }

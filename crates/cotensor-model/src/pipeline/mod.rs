@@ -13,7 +13,6 @@ mod logit_ranking;
 mod opened;
 mod rerank;
 mod run;
-mod similarity;
 mod speech;
 mod streaming;
 mod task;

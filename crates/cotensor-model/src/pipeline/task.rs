@@ -2,18 +2,17 @@
 
 use super::generator::OnText;
 use super::inputs::Inputs;
-use super::run::{Run, read};
+use super::run::Run;
 use super::{speech, text};
 use crate::model::Model;
 use crate::stage::Stage;
 use crate::tensor::Value;
 use cotensor_core::{Error, Kind, Result};
 use cotensor_pipeline::{
-    Answer, BOXES, DEFAULT_THRESHOLD, OWN_HEAD, Output, Text, User, UserReport, argmax, best, check_architecture,
-    detected, head_output, labelled, output_of,
+    Answer, OWN_HEAD, Output, Question, StageOutput, Text, User, UserReport, check_architecture, head_output,
+    output_of, outputs_read, read_answer,
 };
 use cotensor_preprocess::family::{AnswerKind, LOGITS, Medium, Source, Task};
-use cotensor_preprocess::normalized;
 use cotensor_store::{Holder, Lease};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -159,6 +158,7 @@ impl Run<'_> {
         Ok(stage)
     }
 
+    /// Reads the answer from the last output, or from those of several stages.
     fn answer(
         &mut self,
         task: &Task,
@@ -168,94 +168,22 @@ impl Run<'_> {
         (output, last): (&str, &Value),
         text: Option<&Text>,
     ) -> Result<(Answer, Vec<Output>)> {
-        let embedding = |name: &str, vector: Vec<f32>| {
-            let output = Output::new(name, &[vector.len()], &vector);
-            (Answer::Embedding { width: vector.len() }, vec![output])
-        };
-        let text = || text.ok_or_else(|| Error::invalid(format!("{} needs a text", task.name)));
-        let read = |rows| read(last, &task.name, rows);
-        Ok(match task.answer {
-            AnswerKind::Label => {
-                let (width, logits) = read(None)?;
-                let answer = labelled(&logits, self.model.labels(head, width)?)?;
-                (answer, vec![Output::new(LOGITS, last.shape(), &logits)])
-            }
-            AnswerKind::LabelPerToken => {
-                let batch = &text()?.batch;
-                let (width, logits) = read(Some(Some(batch.added.len())))?;
-                let labels = self.model.labels(head, width)?.names;
-                let mut tokens = Vec::new();
-                for ((row, &id), added) in logits.chunks_exact(width).zip(batch.ids.as_i64()?).zip(&batch.added) {
-                    if !added {
-                        let token = self.model.text()?.token(id).unwrap_or_default();
-                        tokens.push((token, labels[best(row)?.0].clone()));
-                    }
-                }
-                (Answer::Tokens { tokens }, vec![Output::new(LOGITS, last.shape(), &logits)])
-            }
-            AnswerKind::Sentence => {
-                let (sentence, _) = self.model.sentence()?;
-                let vector = if task.result.as_deref() == Some(output) {
-                    let mut vector = read(None)?.1.to_vec();
-                    sentence.truncate(&mut vector);
-                    vector
-                } else {
-                    let Text { batch, prompt_tokens } = text()?;
-                    let (width, rows) = read(Some(Some(batch.added.len())))?;
-                    let pooled = sentence.pool(&rows, width, batch.mask.as_i64()?, *prompt_tokens);
-                    let pooled = pooled.map_err(|error| self.model.at_folder(error))?;
-                    if let Some(notice) = sentence.notice() {
-                        self.notice(notice.to_owned());
-                    }
-                    pooled
-                };
-                embedding("sentence_embedding", vector)
-            }
-            AnswerKind::Ctc => {
-                let (width, logits) = read(Some(None))?;
-                self.ctc_text(width, &logits)?
-            }
-            AnswerKind::FirstToken => {
-                let (width, rows) = read(Some(None))?;
-                embedding("embedding", normalized(&rows[..width]))
-            }
-            AnswerKind::Embedding => embedding("embedding", normalized(&read(None)?.1)),
-            AnswerKind::Similarity => self.similarity(task, user, inputs)?,
-            AnswerKind::Objects => self.objects(task, user, inputs)?,
-            AnswerKind::Text | AnswerKind::Transcript | AnswerKind::Language | AnswerKind::Scores => {
-                return Err(Error::invalid("this task has a loop of its own"));
-            }
-        })
-    }
-
-    /// The objects in the image.
-    fn objects(&self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
-        let role = task.stages.last().map_or("", String::as_str);
-        let value = |name: &str| {
-            let source = Source::stage(role, name);
-            self.values.get(&source).ok_or_else(|| Error::invalid(format!("{} needs {source}", task.name)))
-        };
-        let (logits, boxes) = (value(LOGITS)?, value(BOXES)?);
-        let (classes, scores) = read(logits, &task.name, Some(None))?;
-        let (_, corners) = read(boxes, &task.name, Some(logits.shape().get(1).copied()))?;
-        // The last class is "no object".
-        let labels = self.model.labels(OWN_HEAD, classes.saturating_sub(1))?.names;
-        let threshold = user.threshold.unwrap_or(DEFAULT_THRESHOLD);
-        let objects = detected(&scores, &corners, &labels, inputs.image_size()?, threshold)?;
-        let outputs = vec![Output::new(LOGITS, logits.shape(), &scores), Output::new(BOXES, boxes.shape(), &corners)];
-        Ok((Answer::Objects { objects }, outputs))
-    }
-
-    /// The text of the best token of each frame. `logits` has `width` numbers for each frame.
-    fn ctc_text(&self, width: usize, logits: &[f32]) -> Result<(Answer, Vec<Output>)> {
-        let decoder = self.model.ctc()?;
-        if decoder.size() > width {
-            let message = format!("the vocabulary has {} tokens, the graph gives {width} numbers", decoder.size());
-            return Err(Error::invalid(message).in_file(self.model.folder()).in_field("vocab_size"));
+        let mut values = Vec::new();
+        for (source, name) in outputs_read(self.model.family(), task)? {
+            let value = self.values.get(&source);
+            let value = value.ok_or_else(|| Error::invalid(format!("{} needs {source}", task.name)))?;
+            values.push((name, value, value.to_f32()?));
         }
-        let frames: Vec<u32> = logits.chunks_exact(width).map(|row| argmax(row) as u32).collect();
-        let (text, ids) = decoder.decode(&frames);
-        let values: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
-        Ok((Answer::Transcript { text, tokens: ids.len() }, vec![Output::new("tokens", &[values.len()], &values)]))
+        if values.is_empty() {
+            values.push((output, last, last.to_f32()?));
+        }
+        let outputs = values.iter().map(|(name, value, values)| StageOutput { name, shape: value.shape(), values });
+        let texts = if task.answer == AnswerKind::Similarity { inputs.texts_of(user)? } else { Vec::new() };
+        let image_size = (task.answer == AnswerKind::Objects).then(|| inputs.image_size()).transpose()?;
+        let question = Question { task, head, texts: &texts, threshold: user.threshold, image_size, text };
+        let answered = read_answer(self.model, &question, &outputs.collect::<Vec<_>>())?;
+        self.constants.extend(answered.constants);
+        answered.notices.into_iter().for_each(|notice| self.notice(notice));
+        Ok((answered.answer, answered.outputs))
     }
 }

@@ -6,8 +6,8 @@ use super::image_tokens;
 use super::inputs::Inputs;
 use super::run::Run;
 use crate::model::Model;
-use cotensor_core::{Error, Result};
-use cotensor_pipeline::{Answer, Output, User, check_vocabulary, decoded_after, lacks};
+use cotensor_core::Result;
+use cotensor_pipeline::{Answer, Output, User, check_vocabulary, cut_message, decoded_after, lacks, prompt_of};
 use cotensor_preprocess::family::{Medium, Task};
 
 /// Runs the encoders of the task, and decodes.
@@ -65,26 +65,10 @@ pub(super) fn generate(
 fn prompt_ids(run: &mut Run<'_>, user: &User, text: &str) -> Result<Vec<i64>> {
     let model = run.model;
     let image = image_tokens::image_token_text(model)?;
-    let template = match (user.chat, &image) {
-        (Some(true), _) => Some(model.chat()?.ok_or_else(|| {
-            let message =
-                "the model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)";
-            Error::invalid(message).in_file(model.folder()).in_field(format!("{}.chat", user.name))
-        })?),
-        (None, Some(token)) if !text.contains(token.as_str()) => model.chat()?,
-        _ => None,
-    };
-    let Some(template) = template else { return run.encode_text(text, false) };
-    let prompt = template.prompt(text, image.is_some())?;
-    // As processors of transformers do, in difference to its tokenizers.
-    let plain = image.is_none() || template.has_start(&prompt);
-    let (notices, ids) = (run.notices.len(), run.encode_text(&prompt, plain)?);
-    if run.notices.len() > notices {
-        // Without its end, the model would not answer.
-        Err(Error::invalid("the message is longer than the model reads").in_field("text"))
-    } else {
-        Ok(ids)
-    }
+    let field = format!("{}.chat", user.name);
+    let prompt = prompt_of(text, image.as_deref(), (user.chat, &field), &model.model_config(), || model.chat())?;
+    let (notices, ids) = (run.notices.len(), run.encode_text(&prompt.text, prompt.is_plain)?);
+    if prompt.is_chat && run.notices.len() > notices { Err(cut_message()) } else { Ok(ids) }
 }
 
 /// The roles of the task that run before the decoder.

@@ -9,7 +9,7 @@ use super::generator::{Generator, OnText, Shown};
 use super::inputs::Inputs;
 use super::run::Run;
 use cotensor_core::Result;
-use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, User, softmax};
+use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, SpokenLanguage, User};
 use cotensor_preprocess::family::Task;
 use cotensor_preprocess::generation::{is_text, languages, transcript_of};
 use prompt::{language, prompt};
@@ -25,9 +25,8 @@ pub(super) fn identify_language(
     let languages = languages(&config);
     run.encode(run.model.family().stage("encoder")?, inputs)?;
     let generator = Generator::load(run, task)?;
-    let (best, logits) = language(run, &generator, &config, &languages)?;
-    let probability = softmax(&logits)[best];
-    let language = languages[best].0.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
+    let (spoken, logits) = language(run, &generator, &config, &languages)?;
+    let SpokenLanguage { code: language, probability, .. } = spoken;
     Ok((Answer::Language { language, probability }, vec![Output::new("language_logits", &[logits.len()], &logits)]))
 }
 
