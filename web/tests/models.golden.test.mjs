@@ -43,9 +43,11 @@ for (const [name, expected] of Object.entries(golden.models)) {
 test("texts are decoded to equal tokens", async () => {
   const { files, family } = await openTiny("whisper");
   const generation = new Generation(files, family, "transcription");
-  const [, [, language]] = JSON.parse(generation.languages());
   const { vocabulary, end, end_step, texts } = golden.decodings;
-  assert.equal(generation.languageScores(Float32Array.from({ length: vocabulary }, (_, token) => token))[1], language);
+  const spoken = JSON.parse(generation.spokenLanguage(Float32Array.from({ length: vocabulary }, (_, token) => token)));
+  // Here the score of a language is its token.
+  const [, language] = spoken.scores;
+  assert.deepEqual([generation.hasLanguages, spoken.token], [true, Math.max(...spoken.scores)]);
   for (const { request, timestamps, prompt, tokens, cut, settings } of texts) {
     assert.deepEqual([...generation.speechPrompt(language, "transcribe", timestamps)], prompt);
     const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify(request), timestamps);

@@ -1,4 +1,4 @@
-// Models of four families in Chromium and in Firefox, on the GPU and on the CPU, beside the references of the Rust side.
+// Models of ten families in Chromium and in Firefox, on the GPU and on the CPU, beside the references of the Rust side.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
@@ -163,6 +163,105 @@ for (const browser of BROWSERS) {
       assert.deepEqual(seen.stages.filter(([role]) => role === "encoder"), [["encoder", false]]);
       assert.ok(seen.stages.every(([, computed]) => !computed), "a transcript is a result, too");
       assert.ok(seen.made.includes("audio_embedding"));
+    });
+
+    on("DETR finds the objects of the Rust library", async (run) => {
+      const seen = await run(async ({ backend, createDetrModel }) => {
+        const image = await (await fetch("/fixtures/media/photo.png")).blob();
+        const { width, height } = await createImageBitmap(image);
+        const found = {};
+        for (const [name, threshold] of [["all", 0], ["few", undefined], ["wrong", 2]]) {
+          const detr = createDetrModel(backend, { modelId: "/fixtures/tiny/detr", ...(threshold === undefined ? {} : { threshold }) });
+          found[name] = await detr.process({ image }).then(({ answer, outputs }) => ({ answer, outputs: Object.fromEntries(outputs.map(({ name, values }) => [name, [...values]])) }), ({ kind, message }) => `${kind} ${message}`);
+        }
+        return { ...found, size: [width, height] };
+      });
+      // The detector multiplies a difference of rounding in the encoder's result by up to 60; on a GPU that is 8e-6.
+      for (const [output, values] of Object.entries(ANSWERS.detr)) {
+        const error = relativeError(seen.all.outputs[output], values);
+        assert.ok(error <= 10 * ERROR_MAX, `${output}: ${error}`);
+      }
+      const { type, objects } = seen.all.answer;
+      assert.deepEqual([type, objects.length, seen.few.answer.objects], ["objects", ANSWERS.detr.pred_boxes.length / 4, objects.filter(({ score }) => score > 0.5)]);
+      const [x, , width] = ANSWERS.detr.pred_boxes;
+      assert.ok(Math.abs(objects[0].box[0] - (x - width / 2) * seen.size[0]) < 0.1, "boxes are in pixels");
+      assert.match(seen.wrong, /^Invalid .*threshold/);
+    });
+
+    on("decoders write the tokens of the Rust library, once", async (run) => {
+      const seen = await run(async ({ backend, createModel }) => {
+        const image = await (await fetch("/fixtures/media/photo.png")).blob();
+        const text = "a photo of a cat";
+        const results = {};
+        for (const [name, input, task] of [["llama", text], ["t5", text], ["bart", text, "summarization"], ["blip", { image }, "image-to-text"], ["llava", { image, text: "a photo of <image>" }]]) {
+          const model = createModel(backend, { modelId: `/fixtures/tiny/${name}`, maxNewTokens: 12, ...(task ? { task } : {}) });
+          const first = await model.process(input);
+          const again = await model.process(input);
+          results[name] = { answer: first.answer, text: again.text, tokens: [...first.outputs[0].values], task: first.task, computed: again.stages.some(({ computed }) => computed) };
+          await model.dispose();
+        }
+        return results;
+      });
+      for (const [name, { answer, text, tokens, computed }] of Object.entries(seen)) {
+        assert.deepEqual(tokens, ANSWERS[name].tokens, name);
+        assert.deepEqual([answer.type, answer.text, answer.tokens, computed], ["text", text, tokens.length, false], name);
+      }
+      assert.deepEqual([seen.llama.task, seen.t5.task], ["text-generation", "text2text-generation"]);
+      assert.ok(seen.llama.answer.prompt_tokens > 3 && seen.bart.answer.prompt_tokens > 3 && seen.blip.answer.prompt_tokens === 0);
+    });
+
+    on("a drawn text follows from its seed, and a caption from its beginning", async (run) => {
+      const seen = await run(async ({ backend, createModel }) => {
+        const image = await (await fetch("/fixtures/media/photo.png")).blob();
+        const written = async (modelId, input, options) => {
+          const { answer, notices, outputs } = await createModel(backend, { modelId: `/fixtures/tiny/${modelId}`, maxNewTokens: 8, ...options }).process(input);
+          return { answer, notices, tokens: [...outputs[0].values] };
+        };
+        const drawn = (seed) => written("llama", "a photo", { doSample: true, temperature: 5, topK: 50, ...(seed === undefined ? {} : { seed }) });
+        return { one: await drawn(1), same: await drawn(1), two: await drawn(2), unseeded: await drawn(undefined), caption: await written("blip", { image, text: "a photo of" }) };
+      });
+      assert.deepEqual(seen.one.tokens, seen.same.tokens);
+      assert.notDeepEqual(seen.one.tokens, seen.two.tokens);
+      assert.match(seen.unseeded.notices.join(), /seed/);
+      assert.ok(seen.caption.answer.prompt_tokens > 0 && !seen.caption.notices.some((notice) => /reads no/.test(notice)), JSON.stringify(seen.caption));
+    });
+
+    on("options that a task does not read, and inputs that it lacks, are refused", async (run) => {
+      const seen = await run(async ({ backend, createModel }) => {
+        const image = await (await fetch("/fixtures/media/photo.png")).blob();
+        const half = "a photo \ud83d";
+        const cases = {
+          threshold: ["bert", "a photo", { threshold: 0.5 }],
+          maxNewTokens: ["bert", "a photo", { maxNewTokens: 3 }],
+          head: ["detr", { image }, { head: "other" }],
+          chat: ["t5", "a photo", { chat: true }],
+          template: ["llama", "a photo", { chat: true }],
+          notANumber: ["llama", "a photo", { doSample: true, temperature: NaN }],
+          fraction: ["llama", "a photo", { maxNewTokens: 1.5 }],
+          rerank: ["bert", "a photo", { task: "rerank" }],
+          noText: ["llava", { image }, { task: "image-text-to-text" }],
+          half: ["bert", half, {}],
+          halves: ["clip", { image, texts: [half, "a photo"] }, {}],
+        };
+        const found = {};
+        for (const [name, [model, input, options]] of Object.entries(cases)) {
+          found[name] = await createModel(backend, { modelId: `/fixtures/tiny/${model}`, ...options }).process(input).then(({ answer }) => answer.type, ({ kind, message }) => `${kind} ${message}`);
+        }
+        const clip = createModel(backend, { modelId: "/fixtures/tiny/clip" });
+        await clip.process("a photo");
+        const tensor = clip.getSharedTensor("vision_text_joint");
+        found.oneEmbedding = await clip.processWithSharedEmbedding({ image, texts: ["a", "b"] }, tensor).then(({ answer }) => JSON.stringify(answer), ({ kind, message }) => `${kind} ${message}`);
+        return found;
+      });
+      for (const name of ["threshold", "head", "chat"]) assert.match(seen[name], new RegExp(`^Invalid .*${name}`), name);
+      assert.match(seen.maxNewTokens, /^Invalid .*max_new_tokens/);
+      assert.match(seen.template, /^Invalid chat_template.jinja: chat: the model has no chat template/);
+      assert.match(seen.notANumber, /^Invalid temperature: a number is required, not NaN/);
+      assert.match(seen.fraction, /^Invalid maxNewTokens: an integer/);
+      assert.match(seen.rerank, /^Unsupported task: .*rerank/);
+      assert.match(seen.noText, /^Invalid text: /);
+      assert.deepEqual([seen.half, seen.halves], ["embedding", "ranking"]);
+      assert.match(seen.oneEmbedding, /^Invalid .*texts/);
     });
   }
 }

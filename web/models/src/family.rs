@@ -2,7 +2,7 @@
 
 use crate::errors::Result;
 use cotensor_core::{Error, size};
-use cotensor_pipeline::{default_task, has_class_of};
+use cotensor_pipeline::{User, default_task, has_class_of};
 use cotensor_preprocess::family::{
     BlockFields, CONFIG_FILE, DecoderDef, Family, Medium, ModelConfig, Similarity, Source, StageDef, Task, Variant,
     family_of_model, variant,
@@ -19,6 +19,7 @@ const FILES_MAX: usize = 10_000;
 
 /// A model's family, its configuration, and the files that its folder has.
 #[wasm_bindgen]
+#[derive(Clone)]
 pub struct ModelFamily {
     family: &'static Family,
     config: Value,
@@ -97,6 +98,19 @@ impl ModelFamily {
             whole_graph: self.whole_graph(),
         };
         serde_json::to_string(&description).unwrap_or_default()
+    }
+
+    /// Refuses options that a task does not read, and values out of bounds. `user` is JSON: `UserOptions` of
+    /// `web/src/models/core.ts`.
+    ///
+    /// # Errors
+    /// `Invalid`; the error names the option.
+    #[wasm_bindgen(js_name = checkOptions)]
+    pub fn check_options(&self, user: &str) -> Result<()> {
+        let user: User =
+            serde_json::from_str(user).map_err(|error| Error::invalid(error.to_string()).in_field("options"))?;
+        user.check_limits(&user.name)?;
+        Ok(user.check_task(self.family.task(&user.task)?)?)
     }
 
     /// The task that reads inputs of exactly the types `given`. `name` is the model's, for errors.

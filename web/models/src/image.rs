@@ -5,6 +5,7 @@ use crate::errors::Result;
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use cotensor_core::{Error, size};
+use cotensor_pipeline::image_mask;
 use cotensor_preprocess::{decode_image, image_of_pixels, image_size};
 use wasm_bindgen::prelude::*;
 
@@ -46,12 +47,13 @@ impl ImageProcessor {
     }
 
     /// For an image of this size in pixels, which pixels of [`process`](Self::process) are the image and not padding: `[1,
-    /// height, width]`, `int64`.
+    /// height, width]`, `int64`, or the shape `dims` that the graph declares, with 0 for a dimension that varies.
     ///
     /// # Errors
-    /// As [`process`](Self::process).
-    pub fn mask(&self, width: u32, height: u32) -> Result<ArrayHandle> {
-        Ok(self.0.mask((width, height))?.into())
+    /// As [`process`](Self::process); `Unsupported` when the image has padding and the graph reads a mask of another size.
+    pub fn mask(&self, width: u32, height: u32, dims: Vec<u32>) -> Result<ArrayHandle> {
+        let dims: Vec<Option<usize>> = dims.into_iter().map(|dim| (dim > 0).then_some(dim as usize)).collect();
+        Ok(image_mask(&self.0, (width, height), Some(&dims))?.into())
     }
 
     /// The hash of every parameter that affects the result, 64 hexadecimal digits.

@@ -3,6 +3,7 @@
 //! Families and graphs, the keys of results, preprocessing, and the rules of decoding are those of the Rust library. Bytes of
 //! graphs and weights stay in JavaScript's memory; the module reads them piece by piece.
 
+pub mod answers;
 pub mod arrays;
 pub mod audio;
 pub mod bytes;

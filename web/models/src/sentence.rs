@@ -5,11 +5,12 @@ use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use cotensor_core::Error;
 use cotensor_preprocess::SentenceProcessor;
+use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
 /// From hidden states to a sentence embedding, as the files of sentence-transformers configure it.
 #[wasm_bindgen]
-pub struct SentencePooling(pub(crate) SentenceProcessor);
+pub struct SentencePooling(pub(crate) Rc<SentenceProcessor>);
 
 #[wasm_bindgen]
 impl SentencePooling {
@@ -20,7 +21,7 @@ impl SentencePooling {
     /// `Corrupt` when a file is not JSON, `Invalid` for a field with an invalid value.
     #[wasm_bindgen(constructor)]
     pub fn new(files: &ConfigFiles, family: &ModelFamily, name: &str) -> Result<SentencePooling> {
-        Ok(Self(SentenceProcessor::open(files, family.config().values, name)?))
+        Ok(Self(Rc::new(SentenceProcessor::open(files, family.config().values, name)?)))
     }
 
     /// How the pooling was found, if no file of the model states it.
@@ -40,6 +41,12 @@ impl SentencePooling {
     /// `Invalid` for an unknown name; the message lists the names.
     pub fn prompt(&self, name: Option<String>) -> Result<String> {
         Ok(self.0.prompt(name.as_deref())?.to_owned())
+    }
+
+    /// An embedding with the configured number of dimensions.
+    pub fn truncated(&self, mut embedding: Vec<f32>) -> Vec<f32> {
+        self.0.truncate(&mut embedding);
+        embedding
     }
 
     /// The embedding of one text from its hidden states, `width` numbers for each token. `mask` is 0 for padding, else 1;

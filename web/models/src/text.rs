@@ -6,7 +6,9 @@ use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::sentence::SentencePooling;
 use cotensor_core::{Error, size};
+use cotensor_pipeline::{check_vocabulary, decoded_after};
 use cotensor_preprocess::TokenBatch;
+use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
 /// The most texts of a call.
@@ -16,7 +18,10 @@ const TEXT_BYTES_MAX: usize = 64 << 20;
 
 /// The tokenizer of a model, with its truncation and padding.
 #[wasm_bindgen]
-pub struct TextProcessor(cotensor_preprocess::TextProcessor);
+pub struct TextProcessor {
+    pub(crate) text: Rc<cotensor_preprocess::TextProcessor>,
+    family: Rc<ModelFamily>,
+}
 
 #[wasm_bindgen]
 impl TextProcessor {
@@ -26,7 +31,8 @@ impl TextProcessor {
     /// `NotFound` without a tokenizer.json, `Corrupt` when it is not a tokenizer, `Invalid` for a limit without room for text.
     #[wasm_bindgen(constructor)]
     pub fn new(files: &ConfigFiles, family: &ModelFamily) -> Result<TextProcessor> {
-        Ok(Self(cotensor_preprocess::TextProcessor::open_for(files, &family.config())?))
+        let text = cotensor_preprocess::TextProcessor::open_for(files, &family.config())?;
+        Ok(Self { text: Rc::new(text), family: Rc::new(family.clone()) })
     }
 
     /// This tokenizer with the limits of sentence embeddings.
@@ -37,7 +43,8 @@ impl TextProcessor {
     pub fn for_sentences(&self, sentence: &SentencePooling) -> Result<TextProcessor> {
         let pooling = &sentence.0;
         pooling.check_input()?;
-        Ok(Self(self.0.for_sentences(pooling.max_tokens(self.0.max_tokens()), pooling.lowercases())?))
+        let text = self.text.for_sentences(pooling.max_tokens(self.text.max_tokens()), pooling.lowercases())?;
+        Ok(Self { text: Rc::new(text), family: Rc::clone(&self.family) })
     }
 
     /// The tokens of texts, truncated to the model's limit and padded to the longest text, or to `length` for graphs that read
@@ -45,11 +52,11 @@ impl TextProcessor {
     ///
     /// # Errors
     /// `Invalid` when the tokenizer refuses a text, when no text has a token, and when a row needs padding and no padding token
-    /// is configured.
+    /// is configured, and for a token beyond the vocabulary in config.json.
     pub fn encode(&self, texts: Vec<String>, length: Option<u32>) -> Result<Tokens> {
         check(&[&texts])?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        Ok(Tokens(self.0.encode_to(&texts, length.map(|length| length as usize))?))
+        self.checked(self.text.encode_to(&texts, length.map(|length| length as usize))?)
     }
 
     /// As [`encode`](Self::encode), with a row for each pair of texts.
@@ -64,7 +71,7 @@ impl TextProcessor {
             return Err(Error::invalid(message).in_field("texts").into());
         }
         let pairs: Vec<_> = first.iter().map(String::as_str).zip(second.iter().map(String::as_str)).collect();
-        Ok(Tokens(self.0.encode_pairs(&pairs, length.map(|length| length as usize))?))
+        self.checked(self.text.encode_pairs(&pairs, length.map(|length| length as usize))?)
     }
 
     /// The tokens of a text without the tokens that the tokenizer adds to a text.
@@ -75,7 +82,7 @@ impl TextProcessor {
     pub fn encode_plain(&self, text: String) -> Result<Tokens> {
         let texts = [text];
         check(&[&texts])?;
-        Ok(Tokens(self.0.encode_plain(&texts[0])?))
+        self.checked(self.text.encode_plain(&texts[0])?)
     }
 
     /// The number of tokens of a prefix, with the tokens that the tokenizer adds before it and without those after it.
@@ -84,7 +91,7 @@ impl TextProcessor {
     /// As [`encode`](Self::encode).
     #[wasm_bindgen(js_name = prefixTokens)]
     pub fn prefix_tokens(&self, text: &str) -> Result<usize> {
-        Ok(self.0.prefix_tokens(text)?)
+        Ok(self.text.prefix_tokens(text)?)
     }
 
     /// The text of token ids, without special tokens.
@@ -92,7 +99,17 @@ impl TextProcessor {
     /// # Errors
     /// `Invalid` when the tokenizer cannot decode them.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        Ok(self.0.decode(ids)?)
+        Ok(self.text.decode(ids)?)
+    }
+
+    /// The text of `ids` after the tokens `before`, which decide whether it begins with a space.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    #[wasm_bindgen(js_name = decodeAfter)]
+    pub fn decode_after(&self, before: &[u32], ids: &[u32]) -> Result<String> {
+        let [before, ids] = [before, ids].map(|ids| ids.iter().map(|&id| id.into()).collect::<Vec<i64>>());
+        Ok(decoded_after(&self.text, &before, &ids)?)
     }
 
     /// The text of a transcript's tokens, without timestamps and special tokens.
@@ -101,30 +118,38 @@ impl TextProcessor {
     /// As [`decode`](Self::decode).
     pub fn transcript(&self, ids: &[u32]) -> Result<String> {
         let ids: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
-        Ok(cotensor_preprocess::generation::transcript_of(&self.0, &ids)?)
+        Ok(cotensor_preprocess::generation::transcript_of(&self.text, &ids)?)
     }
 
     /// The token with this id, as the vocabulary has it.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.0.token(id.into())
+        self.text.token(id.into())
     }
 
     /// The most tokens of a text, if the configuration limits them.
     #[wasm_bindgen(getter, js_name = maxTokens)]
     pub fn max_tokens(&self) -> Option<usize> {
-        self.0.max_tokens()
+        self.text.max_tokens()
     }
 
     /// The hash of every setting that affects the ids of a text, 64 hexadecimal digits.
     #[wasm_bindgen(getter)]
     pub fn fingerprint(&self) -> String {
-        self.0.fingerprint().to_string()
+        self.text.fingerprint().to_string()
+    }
+}
+
+impl TextProcessor {
+    /// Refuses tokens beyond the model's vocabulary.
+    fn checked(&self, batch: TokenBatch) -> Result<Tokens> {
+        check_vocabulary(&self.family.config(), batch.ids.as_i64()?.iter().copied())?;
+        Ok(Tokens(batch))
     }
 }
 
 /// Texts as tokens: each array is `[texts, tokens of the longest text]`, `int64`.
 #[wasm_bindgen]
-pub struct Tokens(TokenBatch);
+pub struct Tokens(pub(crate) TokenBatch);
 
 #[wasm_bindgen]
 impl Tokens {

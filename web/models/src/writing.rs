@@ -3,13 +3,19 @@
 use crate::errors::Result;
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
+use crate::text::{TextProcessor, Tokens};
 use cotensor_core::{DType, Error};
 use cotensor_graph::content::to_f32;
-use cotensor_preprocess::find_json;
+use cotensor_pipeline::{
+    SpokenLanguage, check_logits, check_vocabulary, cut_message, expanded, image_token, merged, prompt_of,
+    spoken_language, token_text,
+};
 use cotensor_preprocess::generation::{
     FILE, GenerationConfig, Request, Settings, Timestamps, language_scores, languages, speech_prompt,
 };
+use cotensor_preprocess::{ChatTemplate, find_json};
 use serde::{Deserialize, Serialize};
+use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
 /// The parameters of generation of a model.
@@ -19,6 +25,8 @@ pub struct Generation {
     /// The parameters for texts with timestamps, and the rules of timestamps.
     timed: Option<(GenerationConfig, Timestamps)>,
     positions: Option<usize>,
+    family: Rc<ModelFamily>,
+    chat: cotensor_core::Result<Option<ChatTemplate>>,
 }
 
 /// `DecodingRequest` of `web/src/models/core.ts`.
@@ -52,12 +60,9 @@ impl Generation {
     pub fn new(files: &ConfigFiles, family: &ModelFamily, task: &str) -> Result<Generation> {
         let found = find_json(files, FILE)?;
         let open = || GenerationConfig::of(&family.config(), found.as_ref(), task);
-        Ok(Self { config: open()?, timed: open()?.with_timestamps()?, positions: family.config().decoder_positions() })
-    }
-
-    /// The languages of speech with their tokens, as JSON `[["<|en|>", 50259]]`; empty for a model for one language.
-    pub fn languages(&self) -> String {
-        serde_json::to_string(&languages(&self.config)).unwrap_or_default()
+        let (config, timed) = (open()?, open()?.with_timestamps()?);
+        let positions = family.config().decoder_positions();
+        Ok(Self { config, timed, positions, family: Rc::new(family.clone()), chat: ChatTemplate::open(files) })
     }
 
     /// The token that starts a decoding.
@@ -68,20 +73,89 @@ impl Generation {
         token(self.config.start()?)
     }
 
+    /// The tokens of a text that the decoder continues: the text itself, or a chat with the text as the message of a user. `chat`
+    /// chooses; by default, a text about an image is a message, and another one is not.
+    ///
+    /// # Errors
+    /// `Invalid` for a chat without a template and for a message that is longer than the model reads; the errors of the template
+    /// and of the tokenizer.
+    pub fn prompt(&self, tokenizer: &TextProcessor, text: &str, chat: Option<bool>) -> Result<Tokens> {
+        let config = self.family.config();
+        let image = image_token(&config)?.map(|token| token_text(&tokenizer.text, token));
+        let template = || self.chat.as_ref().map(Option::as_ref).map_err(Clone::clone);
+        let prompt = prompt_of(text, image.as_deref(), (chat, "chat"), &config, template)?;
+        let text = &prompt.text;
+        let batch =
+            if prompt.is_plain { tokenizer.text.encode_plain(text)? } else { tokenizer.text.encode(&[text])? };
+        if prompt.is_chat && batch.truncated.contains(&true) {
+            return Err(cut_message().into());
+        }
+        Ok(Tokens(batch))
+    }
+
+    /// The token that stands for an image in a text; nothing for a family whose texts have no images.
+    ///
+    /// # Errors
+    /// `Invalid` when config.json has no token id.
+    #[wasm_bindgen(js_name = imageToken)]
+    pub fn image_token(&self) -> Result<Option<u32>> {
+        image_token(&self.family.config())?.map(token).transpose()
+    }
+
+    /// The tokens of a prompt, with as many image tokens as the image's features have rows. `features` is their shape.
+    ///
+    /// # Errors
+    /// `Invalid` for a text with another number of images than one, `Corrupt` for features of another shape.
+    #[wasm_bindgen(js_name = expandedPrompt)]
+    pub fn expanded_prompt(&self, tokenizer: &TextProcessor, ids: &[u32], features: &[u32]) -> Result<Vec<u32>> {
+        let Some(image) = image_token(&self.family.config())? else { return Ok(ids.to_vec()) };
+        let ids: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
+        let features: Vec<usize> = features.iter().map(|&dim| dim as usize).collect();
+        expanded(&ids, image, &features, &tokenizer.text)?.into_iter().map(token).collect()
+    }
+
+    /// The embeddings of tokens, `width` numbers for each: those of words from `words`, those of the image's tokens from `image`.
+    ///
+    /// # Errors
+    /// `Corrupt` for other numbers of rows than the tokens have.
+    #[wasm_bindgen(js_name = mergedEmbeddings)]
+    pub fn merged_embeddings(&self, ids: &[u32], words: &[f32], image: &[f32], width: usize) -> Result<Vec<f32>> {
+        let ids: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
+        let token = image_token(&self.family.config())?.unwrap_or(-1);
+        let rows = ids.iter().filter(|&&id| id == token).count();
+        let fits = |values: &[f32], rows: usize| rows.checked_mul(width) == Some(values.len());
+        if !fits(image, rows) || !fits(words, ids.len() - rows) {
+            let message = format!("{} tokens of {width}: {} and {} numbers", ids.len(), words.len(), image.len());
+            return Err(Error::corrupt(message).in_field("embeddings").into());
+        }
+        Ok(merged(&ids, token, words, image, width))
+    }
+
     /// What the task puts before a text.
     #[wasm_bindgen(getter)]
     pub fn prefix(&self) -> String {
         self.config.prefix().to_owned()
     }
 
-    /// The scores of the languages, in their order, from the scores of all tokens after the start token.
+    /// Whether the model reads speech in several languages.
+    #[wasm_bindgen(getter, js_name = hasLanguages)]
+    pub fn has_languages(&self) -> bool {
+        !languages(&self.config).is_empty()
+    }
+
+    /// The spoken language, from the scores of all tokens after the start token, as JSON: `SpokenLanguage` of
+    /// `web/src/models/core.ts`.
     ///
     /// # Errors
     /// `Invalid` for a model without languages, and for another number of tokens.
-    #[wasm_bindgen(js_name = languageScores)]
-    pub fn language_scores(&self, logits: &[f32]) -> Result<Vec<f32>> {
+    #[wasm_bindgen(js_name = spokenLanguage)]
+    pub fn spoken_language(&self, logits: &[f32]) -> Result<String> {
         check_numbers(logits)?;
-        Ok(language_scores(&self.config, &languages(&self.config), logits)?)
+        let languages = languages(&self.config);
+        let scores = language_scores(&self.config, &languages, logits)?;
+        let SpokenLanguage { code, token, probability } = spoken_language(&languages, &scores)?;
+        let found = serde_json::json!({"language": code, "token": token, "probability": probability, "scores": scores});
+        Ok(found.to_string())
     }
 
     /// The tokens before a transcript. `language` is the token of the language, and `task` is `transcribe` or `translate`; a
@@ -120,8 +194,10 @@ impl Generation {
         };
         let config = if timestamps { &self.timed()?.0 } else { &self.config };
         let (settings, reason) = config.settings(&asked, prompt.len(), self.positions)?;
-        let prompt = prompt.iter().map(|&token| token.into()).collect();
-        Ok(Decoding { settings, reason, prompt, tokens: Vec::new(), ended: false })
+        let prompt: Vec<i64> = prompt.iter().map(|&token| token.into()).collect();
+        check_vocabulary(&self.family.config(), prompt.iter().copied())?;
+        let family = Rc::clone(&self.family);
+        Ok(Decoding { settings, reason, prompt, tokens: Vec::new(), ended: false, family })
     }
 
     /// The parts of the tokens of a window of `steps` steps, between timestamps, as JSON: `{"segments": [{"tokens": [from, to],
@@ -165,6 +241,7 @@ pub struct Decoding {
     prompt: Vec<i64>,
     tokens: Vec<i64>,
     ended: bool,
+    family: Rc<ModelFamily>,
 }
 
 #[wasm_bindgen]
@@ -175,6 +252,7 @@ impl Decoding {
     /// `Corrupt` when no token is allowed, `Engine` for NaN or infinity, `Conflict` after the end.
     pub fn next(&mut self, mut logits: Vec<f32>) -> Result<Option<u32>> {
         check_numbers(&logits)?;
+        check_logits(&self.family.config(), logits.len())?;
         if self.is_done() {
             let message = "the text has ended";
             return Err(Error::new(cotensor_core::ErrorKind::Conflict, message).in_field("next").into());

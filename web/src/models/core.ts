@@ -7,6 +7,7 @@ import type { Hasher } from "../weights/hash.js";
 import init, { ContentHasher, GraphFile, arrayIdentity, outputIdentity, stageKey, type ArrayHandle } from "./cotensor_models.js";
 
 export {
+  AnswerReader,
   AudioProcessor,
   CheckpointHeader,
   ConfigFiles,
@@ -16,6 +17,7 @@ export {
   GraphFile,
   ImageProcessor,
   ModelFamily,
+  NamedNumbers,
   SentencePooling,
   StageGraph,
   TextProcessor,
@@ -106,6 +108,43 @@ export interface DecodingRequest {
   readonly top_k?: number;
   readonly top_p?: number;
   readonly seed?: number;
+}
+
+/** What `ModelFamily.checkOptions` reads, as JSON: a user of a model with the options that the program gave. */
+export interface UserOptions extends Omit<DecodingRequest, "user"> {
+  /** The user's name, for error messages. */
+  readonly name: string;
+  readonly model: string;
+  readonly task: string;
+  readonly head?: string;
+  readonly threshold?: number;
+  readonly chat?: boolean;
+}
+
+/** What `AnswerReader.answer` reads, as JSON. */
+export interface AnswerRequest {
+  readonly task: string;
+  /** `null` for the model's own head. */
+  readonly head: string | null;
+  /** The texts that are compared with another input. */
+  readonly texts: readonly string[];
+  /** The lowest score of an object; `null` for the default. */
+  readonly threshold: number | null;
+  /** Width and height of the image before preprocessing, in pixels. */
+  readonly image_size: readonly [width: number, height: number] | null;
+  /** The number of tokens of the model's prompt for sentence embeddings. */
+  readonly prompt_tokens: number;
+}
+
+/** What `Generation.spokenLanguage` returns, as JSON. */
+export interface SpokenLanguage {
+  /** Its code, such as `en`. */
+  readonly language: string;
+  readonly token: number;
+  /** Its probability among the languages, 0 to 1. */
+  readonly probability: number;
+  /** The scores of all languages. */
+  readonly scores: readonly number[];
 }
 
 /** What `Generation.segments` returns, as JSON. */

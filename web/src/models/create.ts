@@ -54,3 +54,15 @@ export const createWhisperModel: Create = ofFamily("whisper");
 export const createClapModel: Create = ofFamily("clap");
 /** A model of the family Wav2Vec2. */
 export const createWav2Vec2Model: Create = ofFamily("wav2vec2");
+/** A model of the family DETR: objects in images. */
+export const createDetrModel: Create = ofFamily("detr");
+/** A model of the family LLaMA, which GPT-2, Mistral and Qwen belong to: continuations of texts. */
+export const createLlamaModel: Create = ofFamily("llama");
+/** A model of the family T5: texts from texts. */
+export const createT5Model: Create = ofFamily("t5");
+/** A model of the family BART: texts from texts. */
+export const createBartModel: Create = ofFamily("bart");
+/** A model of the family BLIP: captions of images. */
+export const createBlipModel: Create = ofFamily("blip");
+/** A model of the family LLaVA: answers about images. */
+export const createLlavaModel: Create = ofFamily("llava");

@@ -23,6 +23,7 @@ export class Decoder {
     private readonly run: Run,
     private readonly graphs: Graphs,
     private readonly names: DecoderDef,
+    private readonly embeddings: Embeddings | undefined,
   ) {}
 
   /** A decoder of the model of `run`, whose roles are the graphs of a task without the encoder. */
@@ -32,7 +33,7 @@ export class Decoder {
       role === undefined ? undefined : { def: run.model.def(role), stage: await run.model.stage(role) };
     const [first, next] = await Promise.all(roles.slice(0, 2).map(load));
     if (!first || !names) throw new CotensorError("Unsupported", `${run.model.name}: the model has no decoder`);
-    return new Decoder(run, { first, next: next ?? first }, names);
+    return new Decoder(run, { first, next: next ?? first }, names, await Embeddings.open(run, names));
   }
 
   /** Reads tokens, and gives the scores of all tokens for the place after them. */
@@ -42,7 +43,7 @@ export class Decoder {
     for (const port of stage.inputs) inputs[port.name] = await this.#input(def, port, tokens);
     const kept = stage.outputs.filter(({ name }) => name.startsWith(this.names.present)).map(({ name }) => name);
     const [logitsName = "logits"] = def.outputs;
-    const outputs = await stage.runAlone(inputs, [logitsName, ...kept], this.run.holder);
+    const outputs = await stage.runAlone(inputs, [logitsName, ...kept], this.run.holder).finally(() => this.embeddings?.dispose());
     const [logits, ...values] = outputs;
     if (!logits) throw new CotensorError("Engine", `${this.run.model.name}: ${def.role} gave no ${logitsName}`);
     try {
@@ -57,6 +58,7 @@ export class Decoder {
   dispose(): void {
     for (const value of this.#cache.values()) value.dispose();
     this.#cache.clear();
+    this.embeddings?.dispose();
   }
 
   /** Keeps a value for the next run. Those of the encoder are the same in all runs: merged graphs give empty ones later. */
@@ -71,6 +73,11 @@ export class Decoder {
     this.#cache.set(input, value);
   }
 
+  #embeds(def: StageDef, tokens: readonly number[]): Promise<Input> {
+    if (this.embeddings) return this.embeddings.of(tokens);
+    throw new CotensorError("Unsupported", `${this.run.model.name}: ${def.role} reads embeddings, and the family has no graph that makes them`);
+  }
+
   async #input(def: StageDef, port: Port, tokens: readonly number[]): Promise<Input> {
     if (port.name.startsWith(this.names.past)) return this.#cache.get(port.name) ?? emptyCache(port);
     const source = sourceOf(def, port.name);
@@ -78,6 +85,8 @@ export class Decoder {
     switch (source) {
       case "tokens.ids":
         return integers(tokens, [1, tokens.length]);
+      case "tokens.embeds":
+        return this.#embeds(def, tokens);
       case "tokens.mask":
         return integers(new Array<number>(this.#length + tokens.length).fill(1), [1, this.#length + tokens.length]);
       case "tokens.positions":
@@ -91,8 +100,45 @@ export class Decoder {
       case undefined:
         throw new CotensorError("Unsupported", `${this.run.model.name}: ${def.role}: nothing gives its input ${port.name}`);
       default:
-        return this.run.source(source, def);
+        return this.run.source(source, def, port);
     }
+  }
+}
+
+/** Embeds tokens, for decoders that read embeddings. */
+class Embeddings {
+  readonly #leases: Tensor[] = [];
+
+  private constructor(
+    private readonly run: Run,
+    private readonly stage: ModelStage,
+    /** The token that stands for an image, and the features of the image. */
+    private readonly image: { readonly token: number; readonly features: Input } | undefined,
+  ) {}
+
+  static async open(run: Run, { embed, images }: DecoderDef): Promise<Embeddings | undefined> {
+    if (embed === null) return undefined;
+    const features = images ? run.known(images.features) : undefined;
+    const token = features && run.model.generation(run.task.name).imageToken();
+    return new Embeddings(run, await run.model.stage(embed), features && token !== undefined ? { token, features } : undefined);
+  }
+
+  /** `[1, tokens, width]`: those of the graph, and for the image's tokens the rows of its features. They are released by `dispose`. */
+  async of(tokens: readonly number[]): Promise<Input> {
+    const { run, image } = this;
+    const words = image ? tokens.filter((token) => token !== image.token) : tokens;
+    const [embedded] = await this.stage.runAlone({ [this.stage.inputs[0]?.name ?? ""]: integers(words, [1, words.length]) }, [this.stage.outputs[0]?.name ?? ""], run.holder);
+    if (!embedded) throw new CotensorError("Engine", `${run.model.name}: ${this.stage.role} gave no embeddings`);
+    this.#leases.push(embedded);
+    if (!image || words.length === tokens.length) return embedded;
+    const width = embedded.shape[2] ?? 0;
+    const [ofWords, ofImage] = [await run.numbers(embedded, "prompt with an image"), await run.numbers(image.features, "prompt with an image")];
+    const merged = run.model.generation(run.task.name).mergedEmbeddings(Uint32Array.from(tokens), ofWords, ofImage, width);
+    return { data: merged as Float32Array<ArrayBuffer>, shape: [1, tokens.length, width], dtype: "float32" };
+  }
+
+  dispose(): void {
+    for (const lease of this.#leases.splice(0)) lease.dispose();
   }
 }
 

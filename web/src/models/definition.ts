@@ -34,6 +34,10 @@ export interface Task {
   readonly roles: readonly string[];
   /** The kinds of inputs that the stages read. */
   readonly reads: readonly ("text" | "image" | "audio")[];
+  /** Whether the decoder continues the text. Otherwise it begins with the token that starts a text. */
+  readonly prompt: boolean;
+  /** Whether a text of the program is the beginning of the decoder's text. */
+  readonly begins: boolean;
   /** Whether a head runs after them. */
   readonly head: boolean;
   /** Whether the class in config.json has a head for the task. */
@@ -43,8 +47,14 @@ export interface Task {
   readonly answer: AnswerKind;
 }
 
-/** The names of the values that a decoder keeps between runs. */
+/** The graphs of a decoder, and the names of the values that it keeps between runs. */
 export interface DecoderDef {
+  /** The forms in which exports have it, each with the roles of its graphs. */
+  readonly forms: readonly (readonly string[])[];
+  /** The role of the graph that embeds tokens, for graphs that read embeddings. */
+  readonly embed: string | null;
+  /** Images in a text: the source of the features that the decoder reads in place of the embedding of an image's token. */
+  readonly images: { readonly features: string } | null;
   /** The beginning of the names of inputs. */
   readonly past: string;
   /** The beginning of the names of outputs. */

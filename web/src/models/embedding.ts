@@ -58,7 +58,7 @@ class Embedder {
     const [rows, tokens] = stage.inputs.find(({ name }) => sourceOf(def, name) === "text.ids")?.shape ?? [];
     const filled = def.fills_texts ? model.text.maxTokens : undefined;
     const runsAlone = typeof rows === "number" || (await model.joinsRows(role));
-    if (model.poolingNotice !== undefined) run.notices.push(`pooling: ${model.poolingNotice}`);
+    if (model.poolingNotice !== undefined) run.notices.push(model.poolingNotice);
     return new Embedder(run, def, stage, run.outputOf(def, stage, task), typeof tokens === "number" ? tokens : filled, runsAlone);
   }
 
@@ -149,7 +149,7 @@ class Embedder {
   }
 
   #embedding(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
-    const embedding = this.#isPooled ? rows.slice() : this.run.model.pool(rows, width, mask);
+    const embedding = this.#isPooled ? this.run.model.truncated(rows) : this.run.model.pool(rows, width, mask);
     if (embedding.every(Number.isFinite)) return embedding;
     throw new CotensorError("Engine", `${this.run.task.name}: the output has a number that is not finite`);
   }

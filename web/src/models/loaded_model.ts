@@ -1,26 +1,26 @@
 // One model's files, processors and stages: one copy for all users of a backend.
-import type { HostArray } from "../engine/api.js";
+import type { HostArray, Port } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import type { SharedTensor } from "../shared_tensor.js";
 import { Stage } from "../stage/stage.js";
 import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import { MissingBlob } from "../weights/cache.js";
-import type { Labels } from "./answers.js";
-import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageGraph, type StageIdentity } from "./core.js";
-import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
+import { hashes, keyOnce, loadModels, ModelFamily, type AnswerReader, type GraphFile, type StageGraph, type StageIdentity, type Tokens as EncodedTexts, type UserOptions } from "./core.js";
+import { LOGITS, type AnswerKind, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { graphFiles, wholeGraph } from "./graph_files.js";
 import { filesOf, importGraphs, type ImportedGraph, type Parts } from "./imported.js";
 import type { ModelHost } from "./host.js";
 import type { Medium, Tokens } from "./inputs.js";
-import { readLabels } from "./labels.js";
 import type { ModelOptions } from "./model.js";
-import { Processors, type PreparedRun } from "./processors.js";
-import { similarityScale, type SimilarityScale } from "./similarity.js";
+import { Processors, type ImageSize, type PreparedRun } from "./processors.js";
+import { logitScale, type LogitScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
 import type { TokenRows } from "./token_rows.js";
 
+/** The answers that have labels. */
+const LABELLED: readonly AnswerKind[] = ["label", "label-per-token", "objects"];
 /** The name of a model's own head. */
 const OWN_HEAD = "head";
 
@@ -31,7 +31,7 @@ export class LoadedModel {
   readonly #loadTimes = new Map<string, number>();
   /** The sizes of the weights in loaded graphs, by hash. */
   readonly #weights = new Map<string, number>();
-  #similarity: Promise<SimilarityScale> | undefined;
+  #logitScale: Promise<LogitScale> | undefined;
   #labels: Promise<string | undefined> | undefined;
   #isReleased = false;
 
@@ -42,7 +42,6 @@ export class LoadedModel {
     readonly key: string,
     private readonly openDefinition: ModelFamily,
     private readonly description: FamilyDescription,
-    private readonly config: Readonly<Record<string, unknown>>,
     private readonly openProcessors: Processors,
     private readonly wholeGraph: () => Promise<string | null>,
     private readonly isOptimized: boolean,
@@ -56,8 +55,7 @@ export class LoadedModel {
     const definition = new ModelFamily(config, await graphFiles(folder, config, variant), variant);
     const description = JSON.parse(definition.describe()) as FamilyDescription;
     const processors = await Processors.open(definition, description, folder, config);
-    const values = JSON.parse(config) as Record<string, unknown>;
-    return new LoadedModel(backend, folder, key, definition, description, values, processors, () => wholeGraph(folder, config, variant), useOptimizedOps);
+    return new LoadedModel(backend, folder, key, definition, description, processors, () => wholeGraph(folder, config, variant), useOptimizedOps);
   }
 
   /** Throws once the model was released: a caller may wait for a graph meanwhile. */
@@ -121,6 +119,17 @@ export class LoadedModel {
     return task.roles;
   }
 
+  /** Refuses options that a task does not read, and values out of bounds. */
+  checkOptions(options: UserOptions): void {
+    this.definition.checkOptions(JSON.stringify(options));
+  }
+
+  /** The roles of a task before its decoder, and those of the decoder. */
+  rolesOf({ roles }: Task): [encoders: readonly string[], decoder: readonly string[]] {
+    const forms = this.decoder?.forms.flat() ?? [];
+    return [roles.filter((role) => !forms.includes(role)), roles.filter((role) => forms.includes(role))];
+  }
+
   reads(task: Task, medium: Medium): boolean {
     return task.reads.includes(medium);
   }
@@ -132,7 +141,9 @@ export class LoadedModel {
 
   /** Loads the stages of tasks, as far as the model has their files. */
   async load(tasks: readonly Task[]): Promise<void> {
-    const roles = [...new Set(tasks.flatMap((task) => task.roles))].filter((role) => this.def(role).file !== null);
+    const embed = this.decoder?.embed;
+    const all = tasks.flatMap((task) => [...task.roles, ...(embed && this.rolesOf(task)[1].length > 0 ? [embed] : [])]);
+    const roles = [...new Set(all)].filter((role) => this.def(role).file !== null);
     if (roles.length === 0) throw this.#missing(this.def(tasks[0]?.roles[0] ?? this.stageDefs[0]?.role ?? ""));
     await Promise.all(roles.map((role) => this.stage(role)));
   }
@@ -203,12 +214,14 @@ export class LoadedModel {
     return this.processors.text;
   }
 
-  labelledTokens(text: string, logits: Float32Array, width: number, labels: readonly string[]): [string, string][] {
-    return this.processors.labelledTokens(text, logits, width, labels);
+  /** The tokens of a text, for answers that depend on them. */
+  answerTokens(text: string, task: Task): EncodedTexts | undefined {
+    return this.processors.answerTokens(text, task);
   }
 
-  pooled(text: string, width: number, rows: Float32Array, notices: string[]): Float32Array {
-    return this.processors.pooled(text, width, rows, notices);
+  /** Which pixels of the preprocessed image are not padding. */
+  imageMask(size: ImageSize, port: Port): HostArray {
+    return this.processors.mask(size, port);
   }
 
   /** Texts as tokens, with the model's prompt for sentence embeddings. */
@@ -230,6 +243,11 @@ export class LoadedModel {
     return this.processors.promptTokens;
   }
 
+  /** An embedding with the configured number of dimensions. */
+  truncated(embedding: Float32Array): Float32Array {
+    return this.processors.truncated(embedding);
+  }
+
   /** The embedding of one text from its hidden states. */
   pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
     return this.processors.pool(rows, width, mask);
@@ -244,20 +262,25 @@ export class LoadedModel {
     return this.processors.generation(task);
   }
 
-  async labels(head: string | undefined, count: number): Promise<Labels> {
+  /** Reads the answers of a task, with the files that they need. */
+  async answers(task: Task): Promise<AnswerReader> {
+    const labels = LABELLED.includes(task.answer) ? await this.#labelsFile() : undefined;
+    const scale = task.answer === "similarity" ? await this.#scale() : undefined;
+    return this.processors.answers(task, labels, scale);
+  }
+
+  #labelsFile(): Promise<string | undefined> {
     const reading = (this.#labels ??= this.folder.text("labels.json"));
     // The next call tries again.
     reading.catch(() => (this.#labels = undefined));
-    return readLabels(this.name, this.config, await reading, head ?? OWN_HEAD, count);
+    return reading;
   }
 
-  similarity(): Promise<SimilarityScale> {
-    this.#similarity ??= similarityScale(this.definition, this.description, this.wholeGraph, this.folder).catch((error: unknown) => {
-      // The next call tries again.
-      this.#similarity = undefined;
-      throw error;
-    });
-    return this.#similarity;
+  #scale(): Promise<LogitScale> {
+    const reading = (this.#logitScale ??= logitScale(this.definition, this.description, this.wholeGraph, this.folder));
+    // The next call tries again.
+    reading.catch(() => (this.#logitScale = undefined));
+    return reading;
   }
 
   keyOnce(stage: ModelStage, label: string, extra: readonly string[]): string {

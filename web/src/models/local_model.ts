@@ -2,8 +2,11 @@ import { CotensorError } from "../errors.js";
 import { SharedTensor } from "../shared_tensor.js";
 import type { SharedTensorConfig } from "../store.js";
 import type { Device, Kind } from "../types.js";
+import type { Answer, Output } from "./answers.js";
+import type { UserOptions } from "./core.js";
 import type { Task } from "./definition.js";
 import { embedTexts } from "./embedding.js";
+import { decodingOptions, generate } from "./generation.js";
 import type { ModelHost } from "./host.js";
 import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
@@ -11,7 +14,7 @@ import { unlessAborted } from "./abort.js";
 import { HeldTensors, type CallOptions, type FamilyModel, type ModelOptions, type SharedTensors } from "./model.js";
 import { Result } from "./result.js";
 import { Run } from "./run.js";
-import { transcribe } from "./speech.js";
+import { identifyLanguage, transcribe } from "./speech.js";
 
 /** A backend that opens models, and shares each between its users. */
 export interface ModelBackend extends ModelHost {
@@ -154,13 +157,16 @@ export class LocalModel implements FamilyModel {
     if (inputs.texts !== undefined && task.answer !== "similarity" && !embeds) {
       throw new CotensorError("Invalid", `texts: ${task.name} of ${this.modelId} reads one text; process each by itself as \`text\`. Texts are embedded, or compared with an image or a sound`);
     }
-    const run = new Run(loaded, this.#holder, withTexts(inputs, task), task, given, signal);
+    if (task.answer === "scores") {
+      throw new CotensorError("Unsupported", `task: this package does not run ${task.name}; the command and Python do`);
+    }
+    loaded.checkOptions(userOptions(this.modelId, task, this.options));
+    const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, signal, this.options);
     try {
       for (const medium of mediaOf(inputs)) {
-        if (!loaded.reads(task, medium)) run.notices.push(`${task.name} reads no ${medium}`);
+        if (!loaded.reads(task, medium) && !(medium === "text" && task.begins)) run.notices.push(`${task.name} reads no ${medium}`);
       }
-      const { answer, outputs } =
-        task.answer === "transcript" ? await transcribe(run, this.options.maxNewTokens) : embeds ? await embedTexts(run) : await run.answer(this.options.head);
+      const { answer, outputs } = await answerOf(run, embeds, this.options.head);
       // An aborted call leaves the tensors of the last input.
       signal?.throwIfAborted();
       const made: Partial<Record<Kind, SharedTensor>> = {};
@@ -174,8 +180,32 @@ export class LocalModel implements FamilyModel {
   }
 }
 
-/** Tasks that compare texts take the input text as the only one. */
-function withTexts(inputs: Inputs, task: Task): Inputs {
-  const compares = task.answer === "similarity" && inputs.texts === undefined && inputs.text !== undefined;
-  return compares ? { ...inputs, texts: [inputs.text ?? ""] } : inputs;
+/** The options that the program gave for the answer. */
+function userOptions(model: string, task: Task, options: ModelOptions): UserOptions {
+  const { head, threshold, chat } = options;
+  // As JSON, it would be nothing.
+  if (Number.isNaN(threshold)) throw new CotensorError("Invalid", "threshold: a number is required, not NaN");
+  const given = Object.entries({ head, threshold, chat }).filter(([, value]) => value !== undefined);
+  return { name: model, model, task: task.name, ...decodingOptions(options), ...(Object.fromEntries(given) as Partial<UserOptions>) };
+}
+
+function answerOf(run: Run, embeds: boolean, head: string | undefined): Promise<{ answer: Answer; outputs: Output[] }> {
+  switch (run.task.answer) {
+    case "transcript":
+      return transcribe(run);
+    case "language":
+      return identifyLanguage(run);
+    case "text":
+      return generate(run);
+    default:
+      return embeds ? embedTexts(run) : run.answer(head);
+  }
+}
+
+/** Tasks that compare texts take the input text as the only one. An encoder of a text that is written anew reads the task's prefix, too. */
+function withTexts(inputs: Inputs, task: Task, model: LoadedModel): Inputs {
+  const { text } = inputs;
+  if (text === undefined) return inputs;
+  if (task.answer === "similarity" && inputs.texts === undefined) return { ...inputs, texts: [text] };
+  return task.answer === "text" && !task.begins ? { ...inputs, text: model.generation(task.name).prefix + text } : inputs;
 }

@@ -3,19 +3,24 @@ import { CotensorError } from "../errors.js";
 import type { SharedTensor } from "../shared_tensor.js";
 import type { SharedTensorConfig } from "../store.js";
 import type { Device, Kind } from "../types.js";
+import type { GenerationOptions } from "./generation.js";
 import type { ModelInput, Tokens } from "./inputs.js";
 import type { Result } from "./result.js";
 
+/** Options of a model's answers. */
+export interface AnswerOptions extends GenerationOptions {
+  /** Objects with a score above it are given, 0 to 1; 0.5 by default. */
+  readonly threshold?: number;
+}
+
 /** Options of a model. */
-export interface ModelOptions {
+export interface ModelOptions extends AnswerOptions {
   /** A path or URL of a folder, or the model's name: in the backend's folder of models, or on the hub. */
   readonly modelId: string;
   /** The task; by default the one that the class in config.json means for the input. */
   readonly task?: string;
-  /** The name of a head: `NAME` of the file `head.NAME.onnx`. */
+  /** The name of a head: `NAME` of the file `onnx/NAME.onnx`. */
   readonly head?: string;
-  /** The most tokens that a model writes; by default those of its files. */
-  readonly maxNewTokens?: number;
   /** Which files: `fp32`, `fp16`, `int8`, `q4`, …; by default the first that the model has. */
   readonly variant?: string;
   /** `false` runs the graphs as they are, without the engine's fused operations. */

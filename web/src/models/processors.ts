@@ -1,10 +1,10 @@
 // What brings texts, images and sounds into the form that a model reads.
-import type { HostArray, Input, RunResult } from "../engine/api.js";
+import type { HostArray, Input, Port, RunResult } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import { publishArray } from "../engine/results.js";
 import { bytesOf } from "../types.js";
-import { argmax } from "./answers.js";
 import {
+  AnswerReader,
   AudioProcessor,
   ConfigFiles,
   contentHash,
@@ -18,11 +18,13 @@ import {
   takeArray,
   TextProcessor,
   type ModelFamily,
+  type Tokens as EncodedTexts,
 } from "./core.js";
-import type { FamilyDescription } from "./definition.js";
+import type { FamilyDescription, Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import type { ModelHost } from "./host.js";
 import type { Encoded, Inputs, Medium, Pixels, Samples, Tokens } from "./inputs.js";
+import type { LogitScale } from "./similarity.js";
 import { TokenRows } from "./token_rows.js";
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
@@ -38,6 +40,8 @@ const MODULE_WEIGHTS_FILE = "model.safetensors";
 /** More modules are refused. */
 const MODULES_MAX = 64;
 const GENERATION_FILES = ["generation_config.json"];
+const CHAT_FILES = ["chat_template.jinja", "chat_template.json"];
+const CTC_FILES = ["vocab.json", "tokenizer.json", "tokenizer_config.json"];
 
 /** The files that the processors of a family read, if the model has them. */
 function filesOf({ tasks, decoder }: FamilyDescription): string[] {
@@ -47,6 +51,8 @@ function filesOf({ tasks, decoder }: FamilyDescription): string[] {
     ...(reads("image") || reads("audio") ? MEDIA_FILES : []),
     ...(tasks.some(({ answer }) => answer === "sentence") ? SENTENCE_FILES : []),
     ...(decoder ? GENERATION_FILES : []),
+    ...(tasks.some(({ prompt }) => prompt) ? CHAT_FILES : []),
+    ...(tasks.some(({ answer }) => answer === "ctc") ? CTC_FILES : []),
   ];
 }
 
@@ -73,6 +79,7 @@ export class Processors {
   #sentence: SentencePooling | undefined;
   #image: ImageProcessor | undefined;
   #audio: AudioProcessor | undefined;
+  #answers: AnswerReader | undefined;
   #promptTokens: number | undefined;
   readonly #generations = new Map<string, Generation>();
 
@@ -153,20 +160,21 @@ export class Processors {
     return { text, input_ids: list(ids), attention_mask: list(mask), token_type_ids: list(types) };
   }
 
-  /** The best label of each token that the tokenizer did not add. */
-  labelledTokens(text: string, logits: Float32Array, width: number, labels: readonly string[]): [string, string][] {
-    const tokens = this.text.encode([text], undefined);
-    try {
-      const added = tokens.added();
-      const all = Array.from(takeArray(tokens.ids()).data as BigInt64Array, Number);
-      const labelled = all.map((id, index): [string, string] => [
-        this.text.token(id) ?? "",
-        labels[argmax(logits.subarray(index * width, (index + 1) * width))] ?? "",
-      ]);
-      return labelled.filter((_, index) => added[index] === 0);
-    } finally {
-      tokens.free();
-    }
+  /** Reads the answers of a task. `labels` is labels.json, and `scale` is that of similarities, for answers that need them. */
+  answers({ answer }: Task, labels: string | undefined, scale: LogitScale | undefined): AnswerReader {
+    const reader = (this.#answers ??= new AnswerReader(this.definition, this.name));
+    if (labels !== undefined) reader.setLabels(labels);
+    if (scale) reader.setScale(JSON.stringify(scale));
+    if (answer === "label-per-token") reader.setText(this.text);
+    if (answer === "sentence") reader.setSentence(this.sentence);
+    if (answer === "ctc") reader.setVocabulary(this.files);
+    return reader;
+  }
+
+  /** The tokens of a text, for answers that depend on them. */
+  answerTokens(text: string, { answer }: Task): EncodedTexts | undefined {
+    if (answer === "label-per-token") return this.text.encode([text], undefined);
+    return answer === "sentence" ? this.#forSentences().encode([this.sentence.prompt(undefined) + text], undefined) : undefined;
   }
 
   /** Texts as tokens, with the model's prompt for sentence embeddings. */
@@ -181,16 +189,14 @@ export class Processors {
     return (this.#promptTokens ??= prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt));
   }
 
+  /** An embedding with the configured number of dimensions. */
+  truncated(embedding: Float32Array): Float32Array {
+    return this.sentence.truncated(embedding);
+  }
+
   /** The embedding of one text from its hidden states. */
   pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
     return this.sentence.pool(rows, width, mask, this.promptTokens);
-  }
-
-  /** The embedding of a text from its hidden states. */
-  pooled(text: string, width: number, rows: Float32Array, notices: string[]): Float32Array {
-    if (this.sentence.notice !== undefined) notices.push(`pooling: ${this.sentence.notice}`);
-    const { mask } = this.encodeText(text, true, false);
-    return this.pool(rows, width, Uint8Array.from(mask.data as BigInt64Array, Number));
   }
 
   /** Prepares the image or the sound of a run, once for equal files. */
@@ -209,11 +215,15 @@ export class Processors {
     });
     for (const tensor of outputs) run.setValue(name, tensor);
     if (medium === "audio") this.#noteChanges(input as Samples | Encoded, run);
-    if (medium === "image") run.setValue("image.mask", await this.#mask(input as Pixels | Encoded));
+  }
+
+  /** Which pixels of the preprocessed image are not padding, in the shape of the graph's input. */
+  mask([width, height]: ImageSize, { shape }: Port): HostArray {
+    return takeArray(this.image.mask(width, height, Uint32Array.from(shape, (dimension) => (typeof dimension === "number" ? dimension : 0))));
   }
 
   free(): void {
-    for (const each of [this.#text, this.#sentenceText, this.#sentence, this.#image, this.#audio, ...this.#generations.values(), this.files]) each?.free();
+    for (const each of [this.#answers, this.#text, this.#sentenceText, this.#sentence, this.#image, this.#audio, ...this.#generations.values(), this.files]) each?.free();
   }
 
   #forSentences(): TextProcessor {
@@ -236,17 +246,22 @@ export class Processors {
     return sound instanceof Uint8Array ? this.audio.process(sound) : this.audio.processSamples(sound.samples, sound.samplingRate);
   }
 
-  async #mask(image: Pixels | Encoded): Promise<HostArray> {
-    const [width = 0, height = 0] = image instanceof Uint8Array ? imageSize(image) : [image.width, image.height];
-    return takeArray(this.image.mask(width, height));
-  }
-
   /** A model reads a window of sound; the rest is not silently left out. */
   #noteChanges(sound: Samples | Encoded, run: Pick<PreparedRun, "notices">): void {
     const { samplingRate: rate, seconds } = lengthOf(sound);
     if (rate !== this.audio.sampleRate) run.notices.push(`audio: resampled from ${rate} to ${this.audio.sampleRate} Hz`);
     if (seconds > this.audio.seconds) run.notices.push(`audio: ${seconds.toFixed(1)} s; the model reads the first ${this.audio.seconds} s. StreamingProcessor reads sounds of any length`);
   }
+}
+
+/** Width and height, in pixels. */
+export type ImageSize = readonly [width: number, height: number];
+
+/** The size of an image before preprocessing. */
+export function sizeOf(image: Pixels | Encoded): ImageSize {
+  if (!(image instanceof Uint8Array)) return [image.width, image.height];
+  const [width = 0, height = 0] = imageSize(image);
+  return [width, height];
 }
 
 function lengthOf(sound: Samples | Encoded): { samplingRate: number; seconds: number } {

@@ -32,9 +32,9 @@ export class Result<Shared = SharedTensor> {
     readonly notices: readonly string[],
   ) {}
 
-  /** The text that the model heard. */
+  /** The text that the model heard, or wrote. */
   get text(): string {
-    if (this.answer.type === "transcript") return this.answer.text;
+    if (this.answer.type === "transcript" || this.answer.type === "text") return this.answer.text;
     throw new CotensorError("Invalid", `text: the answer is not text but of type ${this.answer.type}`);
   }
 }

@@ -5,10 +5,13 @@ import { CotensorError } from "../errors.js";
 import type { SharedTensor } from "../shared_tensor.js";
 import { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
-import { labelled, normalized, readRows, dot, sigmoid, softmax, type Answer, type Output } from "./answers.js";
+import type { Answer, Output } from "./answers.js";
+import { NamedNumbers, type AnswerRequest } from "./core.js";
 import { LOGITS, reads, resultName, sourceOf, type StageDef, type Task } from "./definition.js";
 import type { Inputs } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
+import { sizeOf, type ImageSize } from "./processors.js";
+import type { AnswerOptions } from "./model.js";
 import type { ModelStage } from "./stages.js";
 import type { StageReport } from "./result.js";
 
@@ -19,6 +22,8 @@ export class Run {
   /** By source: `text.ids`, `encoder.last_hidden_state`. */
   readonly #values = new Map<string, Input>();
   readonly #leases: Tensor[] = [];
+  /** The tokens of the text that the stages read. */
+  textTokens = 0;
 
   constructor(
     readonly model: LoadedModel,
@@ -30,6 +35,8 @@ export class Run {
     private readonly given: ReadonlyMap<string, SharedTensor> = new Map(),
     /** Ends the run before its next stage. */
     readonly signal?: AbortSignal,
+    /** Of the program, for the answer. */
+    readonly options: AnswerOptions = {},
   ) {}
 
   /** Runs the stages of the task, and reads the answer. */
@@ -53,6 +60,22 @@ export class Run {
       if (value instanceof Tensor && def.kind !== "other") made[def.kind] = value.leaseFor(this.holder);
     }
     return made;
+  }
+
+  /** A value that a stage made, or an input that a stage read. */
+  known(source: string): Input | undefined {
+    return this.#values.get(source);
+  }
+
+  /** Whether a tensor of another model replaces the result of a stage. */
+  isGiven(role: string): boolean {
+    return this.given.has(role);
+  }
+
+  /** Sets the length of a text that another model has read. */
+  setTextLength(tokens: number): void {
+    this.#values.set("text.mask", ones([1, tokens]));
+    this.textTokens = tokens;
   }
 
   setValue(source: string, value: Input): void {
@@ -87,10 +110,10 @@ export class Run {
   async runStage(def: StageDef, stage: ModelStage, outputs: readonly string[]): Promise<Tensor[]> {
     this.signal?.throwIfAborted();
     const inputs: Record<string, Input> = {};
-    for (const { name } of stage.inputs) {
-      const source = sourceOf(def, name);
-      if (source === undefined) throw new CotensorError("Unsupported", `${this.model.name}: ${def.role}: nothing gives its input ${name}`);
-      inputs[name] = await this.source(source, def);
+    for (const port of stage.inputs) {
+      const source = sourceOf(def, port.name);
+      if (source === undefined) throw new CotensorError("Unsupported", `${this.model.name}: ${def.role}: nothing gives its input ${port.name}`);
+      inputs[port.name] = await this.source(source, def, port);
     }
     const run = await stage.run(inputs, outputs, this.holder);
     this.#leases.push(...run.outputs);
@@ -142,9 +165,13 @@ export class Run {
     const stage = await this.model.stage(def.role);
     const name = this.outputOf(def, stage, task, head);
     const texts = reads(def, "text") ? (this.inputs.texts ?? []) : [];
-    const tensor = texts.length > 0 ? await this.#encodeEach(def, stage, name, texts) : (await this.runStage(def, stage, [name]))[0];
+    const isResult = name === resultName(def, stage.outputs.map((each) => each.name));
+    // The stage gives its other outputs in the same run.
+    const names = isResult ? [name, ...def.outputs.slice(1)] : [name];
+    const tensors = texts.length > 0 ? [await this.#encodeEach(def, stage, name, texts)] : await this.runStage(def, stage, names);
+    const [tensor] = tensors;
     if (!tensor) throw new CotensorError("Engine", `${this.model.name}: ${def.role} gave no ${name}`);
-    if (name === resultName(def, stage.outputs.map((each) => each.name))) this.#values.set(`${def.role}.${def.outputs[0] ?? name}`, tensor);
+    if (isResult) tensors.forEach((each, index) => this.#values.set(`${def.role}.${def.outputs[index] ?? name}`, each));
     return { tensor, name };
   }
 
@@ -162,10 +189,13 @@ export class Run {
     return { data, shape: [rows.length, width] };
   }
 
-  /** The value that a source names. Inputs are prepared when a stage first reads them. */
-  async source(source: string, def: StageDef): Promise<Input> {
+  /** The value that a source names, for an input of a graph. Inputs are prepared when a stage first reads them. */
+  async source(source: string, def: StageDef, port: Port): Promise<Input> {
     const known = this.#values.get(source);
     if (known) return known;
+    if (source === "image.mask") return this.model.imageMask(this.#imageSize(def), port);
+    // The features of one sound are not padded.
+    if (source === "audio.mask") return ones((await this.source("audio.features", def, port)).shape);
     const [medium] = source.split(".");
     if (medium === "image" || medium === "audio") {
       await this.model.prepare(medium, this);
@@ -179,9 +209,15 @@ export class Run {
     throw new CotensorError("Unsupported", `${this.model.name}: ${def.role} needs ${source}, which nothing gives`);
   }
 
+  #imageSize(def: StageDef): ImageSize {
+    if (this.inputs.image) return sizeOf(this.inputs.image);
+    throw new CotensorError("Invalid", `image: ${def.role} of ${this.model.name} reads an image`);
+  }
+
   #setTokens(text: string, def: StageDef): void {
     const { truncated, ...tokens } = this.model.encodeText(text, def, this.task);
     for (const [name, value] of Object.entries(tokens)) this.#values.set(`text.${name}`, value);
+    this.textTokens = tokens.ids.shape[1] ?? 0;
     if (truncated) this.notices.push(`text: truncated to ${tokens.ids.shape[1] ?? 0} tokens`);
   }
 
@@ -198,70 +234,54 @@ export class Run {
     return { tensor, name: LOGITS };
   }
 
+  /** Reads the answer from the last output, or from those of several stages. */
   async #read(task: Task, head: string | undefined, last: { tensor: Input; name: string }): Promise<{ answer: Answer; outputs: Output[] }> {
-    if (task.answer === "similarity") return this.#similarity(task);
-    const { tensor } = last;
-    // A copy: the program may write to its result, and other programs read the tensor.
-    const values = (await this.numbers(tensor, `answer of ${task.name}`)).slice();
-    const vector = (name: string, of: Float32Array): { answer: Answer; outputs: Output[] } => ({
-      answer: { type: "embedding", width: of.length },
-      outputs: [{ name, shape: [of.length], values: of }],
+    const { model, inputs } = this;
+    const reader = await model.answers(task);
+    const read = reader.reads(task.name).map((source) => {
+      const tensor = this.#values.get(source);
+      if (!tensor) throw new CotensorError("Invalid", `${task.name} needs ${source}, which no stage made`);
+      return { tensor, name: source.slice(source.indexOf(".") + 1) };
     });
-    switch (task.answer) {
-      case "label": {
-        const width = readRows(tensor.shape, values, task.name);
-        const labels = await this.model.labels(head, width);
-        return { answer: labelled(values, labels), outputs: [{ name: LOGITS, shape: [...tensor.shape], values }] };
-      }
-      case "label-per-token": {
-        const width = readRows(tensor.shape, values, task.name, 0);
-        const { names } = await this.model.labels(head, width);
-        const tokens = this.model.labelledTokens(this.inputs.text ?? "", values, width, names);
-        return { answer: { type: "tokens", tokens }, outputs: [{ name: LOGITS, shape: [...tensor.shape], values }] };
-      }
-      case "first-token":
-        return vector("embedding", normalized(values.slice(0, readRows(tensor.shape, values, task.name, 0))));
-      case "embedding":
-        readRows(tensor.shape, values, task.name);
-        return vector("embedding", normalized(values));
-      case "sentence":
-        if (last.name === task.result) return vector("sentence_embedding", values);
-        return vector("sentence_embedding", this.model.pooled(this.inputs.text ?? "", readRows(tensor.shape, values, task.name, 0), values, this.notices));
-      default:
-        throw new CotensorError("Unsupported", `${task.name}: this package does not run tasks with answers of type ${task.answer} yet`);
+    const numbers = await Promise.all((read.length > 0 ? read : [last]).map(async ({ tensor, name }) => ({ name, shape: tensor.shape, values: await this.numbers(tensor, `answer of ${task.name}`) })));
+    const request: AnswerRequest = {
+      task: task.name,
+      head: head ?? null,
+      texts: task.answer === "similarity" ? (inputs.texts ?? []).map(wellFormed) : [],
+      threshold: this.options.threshold ?? null,
+      image_size: inputs.image && task.answer === "objects" ? sizeOf(inputs.image) : null,
+      prompt_tokens: task.answer === "sentence" ? model.promptTokens : 0,
+    };
+    // The model may have been disposed while numbers were read.
+    model.check();
+    const tokens = inputs.text === undefined ? undefined : model.answerTokens(inputs.text, task);
+    const outputs = numbers.map(({ name, shape, values }) => new NamedNumbers(name, Uint32Array.from(shape), values));
+    const answered = reader.answer(JSON.stringify(request), outputs, tokens);
+    try {
+      this.notices.push(...answered.notices);
+      return { answer: JSON.parse(answered.answer) as Answer, outputs: answered.outputs().map(taken) };
+    } finally {
+      answered.free();
     }
   }
+}
 
-  /** The texts by their similarity to the image, or to the sound. */
-  async #similarity(task: Task): Promise<{ answer: Answer; outputs: Output[] }> {
-    const embeds = async (ofText: boolean): Promise<{ name: string; shape: readonly number[]; values: Float32Array }> => {
-      const def = task.stages.map((role) => this.model.def(role)).find((each) => reads(each, "text") === ofText);
-      const name = def?.outputs[0] ?? "";
-      const value = def && this.#values.get(`${def.role}.${name}`);
-      if (!value) throw new CotensorError("Invalid", `${task.name}: two embeddings are needed`);
-      return { name, shape: value.shape, values: await this.numbers(value, `answer of ${task.name}`) };
-    };
-    const [one, all] = [await embeds(false), await embeds(true)];
-    const width = readRows(one.shape, one.values, task.name);
-    if (all.shape.length !== 2 || all.shape[1] !== width) {
-      throw new CotensorError("Corrupt", `${task.name}: ${one.name} has ${width} dimensions, the embeddings of texts have shape [${all.shape.join(", ")}]`);
-    }
-    const direction = normalized(one.values);
-    const names = this.inputs.texts ?? [this.inputs.text ?? ""];
-    const cosines = Float32Array.from(names, (_, index) => dot(normalized(all.values.slice(index * width, (index + 1) * width)), direction));
-    const { scale, bias, probability, notice } = await this.model.similarity();
-    if (notice !== undefined) this.notices.push(notice);
-    const logits = cosines.map((cosine) => cosine * scale + bias);
-    const probabilities = probability === "sigmoid" ? sigmoid(logits) : softmax(logits);
-    const texts = names.map((name, index): [string, number, number] => [name, cosines[index] ?? 0, probabilities[index] ?? 0]);
-    return {
-      answer: { type: "ranking", texts: texts.sort(([, a], [, b]) => b - a) },
-      outputs: [
-        { name: one.name, shape: [width], values: direction },
-        { name: "cosine_similarity", shape: [cosines.length], values: cosines },
-      ],
-    };
+/** The numbers behind an answer, which are freed in the module. */
+function taken(numbers: NamedNumbers): Output {
+  try {
+    return { name: numbers.name, shape: [...numbers.shape], values: numbers.values };
+  } finally {
+    numbers.free();
   }
+}
+
+/** A text as Rust reads it: half of a surrogate pair is no character. */
+function wellFormed(text: string): string {
+  return text.replace(/\p{Surrogate}/gu, "\ufffd");
+}
+
+function ones(shape: readonly number[]): HostArray {
+  return { data: new BigInt64Array(shape.reduce((count, dimension) => count * dimension, 1)).fill(1n), shape, dtype: "int64" };
 }
 
 /** The output of a head: its logits, or its only output. */

@@ -5,41 +5,39 @@ import type { FamilyDescription } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { readOnce } from "./imported.js";
 
-/** `logit = cosine * scale + bias`. */
+/** `logit = cosine * scale + bias`. As JSON, what `AnswerReader.setScale` reads. */
+export interface LogitScale extends Trained {
+  /** The file that has the numbers. */
+  readonly source: string;
+  /** Whether the scale is the one before training. */
+  readonly untrained: boolean;
+}
+
 interface Trained {
   readonly scale: number;
   readonly bias: number;
 }
 
-/** The numbers of a model, and what makes probabilities of its logits. */
-export interface SimilarityScale extends Trained {
-  readonly probability: "softmax" | "sigmoid";
-  /** Set when the numbers are those before training. */
-  readonly notice?: string;
-}
-
 const CHECKPOINT = "model.safetensors";
 
 /** Scale and bias of a model: from a graph that computes logits, else from the checkpoint, else the value before training. */
-export async function similarityScale(
+export async function logitScale(
   definition: ModelFamily,
   { name, similarity }: FamilyDescription,
   wholeGraph: () => Promise<string | null>,
   folder: ModelFolder,
-): Promise<SimilarityScale> {
+): Promise<LogitScale> {
   if (!similarity) throw new CotensorError("Unsupported", `${folder.modelId}: models of the family ${name} compare nothing`);
-  const { probability } = similarity;
   const whole = await wholeGraph();
   const computed = whole === null ? undefined : await ofGraph(folder, whole, similarity.logits);
-  if (computed) return { ...computed, probability };
+  if (whole !== null && computed) return { ...computed, source: whole, untrained: false };
   const trained = await ofCheckpoint(folder, similarity.scale, similarity.bias);
-  if (trained) return { ...trained, probability };
+  if (trained) return { ...trained, source: CHECKPOINT, untrained: false };
   const scale = scaleBeforeTraining(definition);
   if (scale === undefined) {
     throw new CotensorError("NotFound", `${folder.modelId}: ${similarity.scale}: the scale of similarities is in no graph and not in ${CHECKPOINT}`);
   }
-  const notice = `no file has the trained ${similarity.scale}: the probabilities follow from its value before training, which makes them too even; the order of the texts does not depend on it`;
-  return { scale, bias: 0, probability, notice };
+  return { scale, bias: 0, source: "config.json", untrained: true };
 }
 
 /** The numbers in a graph that computes logits. They are stored: the file has all weights of the model. */

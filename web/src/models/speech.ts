@@ -1,55 +1,37 @@
-// Whisper's task: the transcript of speech.
-import { identity } from "../stage/keys.js";
-import { argmax, type Answer, type Output } from "./answers.js";
-import { hashes, type DecodingRequest, type Generation } from "./core.js";
+// Whisper's tasks: the transcript of speech, and its language.
+import type { Answer, Output } from "./answers.js";
+import type { Generation, SpokenLanguage } from "./core.js";
 import { Decoder } from "./decoder.js";
+import { tokensOutput, written } from "./generation.js";
 import type { Run } from "./run.js";
 
 /** Identifies the language, and writes the text. Equal sounds are transcribed once. */
-export async function transcribe(run: Run, maxNewTokens: number | undefined): Promise<{ answer: Answer; outputs: Output[] }> {
+export async function transcribe(run: Run): Promise<{ answer: Answer; outputs: Output[] }> {
   const { model, task } = run;
-  const [encoder = "encoder", ...decoders] = model.roles(task);
+  const [[encoder = "encoder"], decoders] = model.rolesOf(task);
   const encoded = await run.result(encoder);
-  const generation = model.generation(task.name);
-  const language = await spokenLanguage(run, generation, decoders);
-  const prompt = [...generation.speechPrompt(language, "transcribe", false)];
-  const request: DecodingRequest = { user: model.name, ...(maxNewTokens === undefined ? {} : { max_new_tokens: maxNewTokens }) };
-  const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify(request), false);
-  try {
-    for (const each of generation.unapplied()) run.notices.push(`not applied: ${each}`);
-    const tokens = await run.once(decoders, task.name, [identity(hashes, encoded), decoding.settingsHash(), tokensHash(prompt)], async () => {
-      const decoder = await Decoder.open(run, decoders);
-      try {
-        for (let read = prompt; ; ) {
-          const next = decoding.next(await decoder.read(read));
-          if (next === undefined || decoding.isDone) return decoding.tokens();
-          read = [next];
-        }
-      } finally {
-        decoder.dispose();
-      }
-    });
-    const text = model.text.transcript(tokens).trim();
-    const values = Float32Array.from(tokens);
-    return { answer: { type: "transcript", text, tokens: tokens.length }, outputs: [{ name: "tokens", shape: [values.length], values }] };
-  } finally {
-    decoding.free();
-  }
+  const language = model.generation(task.name).hasLanguages ? await spokenLanguage(run, decoders) : undefined;
+  const prompt = [...model.generation(task.name).speechPrompt(language?.token, "transcribe", false)];
+  const tokens = await written(run, decoders, prompt, [encoded]);
+  return { answer: { type: "transcript", text: model.text.transcript(tokens).trim(), tokens: tokens.length }, outputs: [tokensOutput(tokens)] };
 }
 
-/** The token of the language with the highest score after the start token; nothing for a model of one language. */
-async function spokenLanguage(run: Run, generation: Generation, roles: readonly string[]): Promise<number | undefined> {
-  const languages = JSON.parse(generation.languages()) as [name: string, token: number][];
-  if (languages.length === 0) return undefined;
-  const decoder = await Decoder.open(run, roles);
+/** The language with the highest score after the start token. */
+export async function identifyLanguage(run: Run): Promise<{ answer: Answer; outputs: Output[] }> {
+  const [[encoder = "encoder"], decoders] = run.model.rolesOf(run.task);
+  await run.result(encoder);
+  const { language, probability, scores } = await spokenLanguage(run, decoders);
+  return { answer: { type: "language", language, probability }, outputs: [{ name: "language_logits", shape: [scores.length], values: Float32Array.from(scores) }] };
+}
+
+async function spokenLanguage(run: Run, decoders: readonly string[]): Promise<SpokenLanguage> {
+  // The model may be disposed at each wait.
+  const generation = (): Generation => run.model.generation(run.task.name);
+  const decoder = await Decoder.open(run, decoders);
   try {
-    const scores = generation.languageScores(await decoder.read([generation.start()]));
-    return languages[argmax(scores)]?.[1];
+    const scores = await decoder.read([generation().start()]);
+    return JSON.parse(generation().spokenLanguage(scores)) as SpokenLanguage;
   } finally {
     decoder.dispose();
   }
-}
-
-function tokensHash(tokens: readonly number[]): string {
-  return identity(hashes, { data: Uint32Array.from(tokens), shape: [tokens.length] });
 }

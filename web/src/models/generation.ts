@@ -1,0 +1,142 @@
+// Texts that decoders write: continuations, summaries, translations, captions of images.
+import type { Input } from "../engine/api.js";
+import { CotensorError } from "../errors.js";
+import { identity } from "../stage/keys.js";
+import type { Answer, Output } from "./answers.js";
+import { hashes, takeArray, type DecodingRequest, type Tokens as EncodedTexts } from "./core.js";
+import { Decoder } from "./decoder.js";
+import { reads } from "./definition.js";
+import type { Run } from "./run.js";
+
+/** How a decoder writes; by default as the files of the model say. */
+export interface GenerationOptions {
+  /** Whether a text is a message of a chat, which the model answers; by default, only a text about an image is. */
+  readonly chat?: boolean;
+  /** The most tokens that a model writes. */
+  readonly maxNewTokens?: number;
+  /** The tokens before which a text does not end. */
+  readonly minNewTokens?: number;
+  /** Whether tokens are drawn; otherwise the likeliest one is written. */
+  readonly doSample?: boolean;
+  readonly temperature?: number;
+  /** Of how many tokens one is drawn. */
+  readonly topK?: number;
+  /** The probability of the likeliest tokens of which one is drawn. */
+  readonly topP?: number;
+  /** Equal seeds draw equal tokens. */
+  readonly seed?: number;
+}
+
+/** Runs the encoders of the task, and decodes. */
+export async function generate(run: Run): Promise<{ answer: Answer; outputs: Output[] }> {
+  const { model, task, inputs, options } = run;
+  if (task.prompt && inputs.text === undefined) throw new CotensorError("Invalid", `text: ${task.name} of ${model.name} continues a text`);
+  const [encoders, decoders] = model.rolesOf(task);
+  const read: Input[] = [];
+  for (const role of encoders) {
+    const result = await run.result(role);
+    read.push(result);
+    // The tensor of another model stands for its text, whatever text is beside it.
+    if (run.isGiven(role) && reads(model.def(role), "text")) run.setTextLength(result.shape[1] ?? 0);
+  }
+  const generation = model.generation(task.name);
+  let text: number[] = [];
+  let prompt: number[];
+  if (task.prompt) {
+    text = idsOf(run, generation.prompt(model.text, inputs.text ?? "", options.chat));
+    const features = model.decoder?.images ? run.known(model.decoder.images.features) : undefined;
+    prompt = features ? [...generation.expandedPrompt(model.text, Uint32Array.from(text), Uint32Array.from(features.shape))] : text;
+  } else {
+    if (task.begins && inputs.text !== undefined) text = idsOf(run, model.text.encodePlain(inputs.text));
+    prompt = [generation.start(), ...text];
+  }
+  const tokens = await written(run, decoders, prompt, read);
+  const continues = task.prompt || (task.begins && inputs.text !== undefined);
+  const answer: Answer = {
+    type: "text",
+    text: model.text.decodeAfter(Uint32Array.from(continues ? prompt : []), tokens),
+    tokens: tokens.length,
+    prompt_tokens: continues ? text.length : run.textTokens,
+  };
+  return { answer, outputs: [tokensOutput(tokens)] };
+}
+
+/** The tokens that a decoder writes after `prompt`. `read` is what its graphs read beside tokens. Equal decodings are computed once. */
+export async function written(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[]): Promise<Uint32Array> {
+  const { model, task, options } = run;
+  const generation = model.generation(task.name);
+  const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify({ user: model.name, ...decodingOptions(options) } satisfies DecodingRequest), false);
+  try {
+    for (const each of generation.unapplied()) run.notices.push(`${each} of the model's configuration is not applied`);
+    if (decoding.seed !== undefined && options.seed === undefined) {
+      run.notices.push(`tokens are drawn with seed ${decoding.seed}; another seed gives another text`);
+    }
+    const graphs = [...roles, ...(model.decoder?.embed ? [model.decoder.embed] : [])];
+    const identities = read.map((value) => identity(hashes, value));
+    const tokens = await run.once(graphs, task.name, [...identities, decoding.settingsHash(), tokensHash(prompt)], async () => {
+      const decoder = await Decoder.open(run, roles);
+      try {
+        for (let next: readonly number[] = prompt; ; ) {
+          run.signal?.throwIfAborted();
+          const token = decoding.next(await decoder.read(next));
+          if (token === undefined || decoding.isDone) return decoding.tokens();
+          next = [token];
+        }
+      } finally {
+        decoder.dispose();
+      }
+    });
+    if (tokens.length >= decoding.max) {
+      run.notices.push(`decoding was stopped after ${tokens.length} tokens (${decoding.reason}); the text may be incomplete`);
+    }
+    return tokens;
+  } finally {
+    decoding.free();
+  }
+}
+
+/** The numbers behind a text: its tokens. */
+export function tokensOutput(tokens: Uint32Array): Output {
+  const values = Float32Array.from(tokens);
+  return { name: "tokens", shape: [values.length], values };
+}
+
+/** The options that the program gave, under their names in the module. */
+export function decodingOptions(options: GenerationOptions): Omit<DecodingRequest, "user"> {
+  const given: Record<string, number | boolean> = {};
+  for (const [name, { field, isWhole }] of Object.entries(OPTIONS)) {
+    const value = options[name as keyof GenerationOptions];
+    if (value === undefined) continue;
+    // As JSON, other numbers would be nothing.
+    if (typeof value !== "boolean" && !(isWhole ? Number.isSafeInteger(value) && value >= 0 : Number.isFinite(value))) {
+      throw new CotensorError("Invalid", `${name}: ${isWhole ? "an integer of 0 or more" : "a number"} is required, not ${String(value)}`);
+    }
+    given[field] = value;
+  }
+  return given;
+}
+
+const OPTIONS: Readonly<Record<Exclude<keyof GenerationOptions, "chat">, { readonly field: keyof DecodingRequest; readonly isWhole?: boolean }>> = {
+  maxNewTokens: { field: "max_new_tokens", isWhole: true },
+  minNewTokens: { field: "min_new_tokens", isWhole: true },
+  doSample: { field: "do_sample" },
+  temperature: { field: "temperature" },
+  topK: { field: "top_k", isWhole: true },
+  topP: { field: "top_p" },
+  seed: { field: "seed", isWhole: true },
+};
+
+/** The ids of one text's tokens, which are freed. */
+function idsOf(run: Run, tokens: EncodedTexts): number[] {
+  try {
+    const ids = takeArray(tokens.ids());
+    if (tokens.truncated()[0] === 1) run.notices.push(`text: truncated to ${ids.shape[1] ?? 0} tokens`);
+    return Array.from(ids.data as BigInt64Array, Number);
+  } finally {
+    tokens.free();
+  }
+}
+
+function tokensHash(tokens: readonly number[]): string {
+  return identity(hashes, { data: Uint32Array.from(tokens), shape: [tokens.length] });
+}
