@@ -43,10 +43,9 @@ export { Backend, setBackendDefaults, type BackendOptions, type BackendStats } f
 export type { Answer, DetectedObject, Output } from "./models/answers.js";
 export * from "./models/create.js";
 export type { ModelSources, Progress } from "./models/folder.js";
-export type { GenerationOptions } from "./models/generation.js";
 export type { FileInput, ModelInput, Picture, Tokens } from "./models/inputs.js";
 export type { LocalModel } from "./models/local_model.js";
-export type { AnswerOptions, CallOptions, FamilyModel, ModelOptions, SharedTensors } from "./models/model.js";
+export type { AnswerOptions, CallOptions, FamilyModel, GenerationOptions, ModelOptions, SharedTensors } from "./models/model.js";
 export { ResourcePoolBridgeIntegration, type PooledModel, type SharedBetweenModels } from "./models/pool.js";
 export type { HardwarePreferences, QuantizationReport } from "./models/precision.js";
 export { setupUltraLowPrecision, type UltraLowPrecisionConfig, type UltraLowPrecisionOptions } from "./models/ultra_low_precision.js";

@@ -1,8 +1,9 @@
 //! Answers of tasks.
 
 use super::labels::{Labels, Problem};
-use super::numbers::{best, sigmoid};
+use super::numbers::{best, check_numbers, row_width, sigmoid};
 use cotensor_core::Result;
+use cotensor_preprocess::family::Task;
 use serde::{Deserialize, Serialize};
 
 /// The answer to a user.
@@ -124,6 +125,26 @@ impl Output {
             if difference.is_nan() { f64::INFINITY } else { difference }
         };
         self.values.iter().zip(&other.values).map(difference).fold(0.0, f64::max)
+    }
+}
+
+/// An output of a stage.
+#[derive(Clone, Copy, Debug)]
+pub struct StageOutput<'a> {
+    /// The name that the graph or the family gives it.
+    pub name: &'a str,
+    /// Dimensions, in elements.
+    pub shape: &'a [usize],
+    /// The elements.
+    pub values: &'a [f32],
+}
+
+impl StageOutput<'_> {
+    /// The elements of a row, as [`row_width`] and [`check_numbers`] want them.
+    pub(crate) fn width(&self, task: &Task, rows: Option<Option<usize>>) -> Result<usize> {
+        let width = row_width(self.shape, &task.name, rows)?;
+        check_numbers(self.values)?;
+        Ok(width)
     }
 }
 

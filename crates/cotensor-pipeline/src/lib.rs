@@ -30,7 +30,7 @@ mod text_batches;
 mod texts;
 mod vocabulary;
 
-pub use answer::{Answer, Object, Output};
+pub use answer::{Answer, Object, Output, StageOutput};
 pub use attention::AttentionMemory;
 pub use decoder::{Cached, DecoderInput, DecoderPorts, cached, decoder_input, empty_cache, last_row};
 pub use default_task::default_task;
@@ -45,7 +45,7 @@ pub use numbers::{argmax, best, check_numbers, row_width, sigmoid, softmax};
 pub use outputs::{OWN_HEAD, check_architecture, has_class_of, head_output, lacks, output_of};
 pub use ports::StagePorts;
 pub use prompt::{Prompt, cut_message, prompt_of};
-pub use read_answer::{AnswerFiles, Answered, Question, StageOutput, outputs_read, read_answer};
+pub use read_answer::{AnswerFiles, Answered, Question, outputs_read, read_answer};
 pub use report::{Constant, StageReport, UserReport};
 pub use scores::scored;
 pub use sentence::{SENTENCE_LABEL, SentenceOutput, SentencePrompt, tokens_key};

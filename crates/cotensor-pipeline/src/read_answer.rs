@@ -1,8 +1,8 @@
 //! The answer of a task, read from the outputs of its stages.
 
-use super::answer::{Answer, Output, labelled};
+use super::answer::{Answer, Output, StageOutput, labelled};
 use super::labels::Labels;
-use super::numbers::{argmax, best, check_numbers, row_width};
+use super::numbers::{argmax, best};
 use super::objects::{BOXES, DEFAULT_THRESHOLD, detected};
 use super::report::Constant;
 use super::similarity::{LogitScale, ranked};
@@ -10,26 +10,6 @@ use super::texts::Text;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{AnswerKind, Family, LOGITS, Medium, ModelConfig, Source, Task};
 use cotensor_preprocess::{CtcDecoder, SentenceProcessor, TextProcessor, normalized};
-
-/// An output of a stage.
-#[derive(Clone, Copy, Debug)]
-pub struct StageOutput<'a> {
-    /// The name that the graph or the family gives it.
-    pub name: &'a str,
-    /// Dimensions, in elements.
-    pub shape: &'a [usize],
-    /// The elements.
-    pub values: &'a [f32],
-}
-
-impl StageOutput<'_> {
-    /// The elements of a row, as [`row_width`] and [`check_numbers`] want them.
-    fn width(&self, task: &Task, rows: Option<Option<usize>>) -> Result<usize> {
-        let width = row_width(self.shape, &task.name, rows)?;
-        check_numbers(self.values)?;
-        Ok(width)
-    }
-}
 
 /// The files of a model from which answers are read. Each is opened for the first answer that needs it.
 pub trait AnswerFiles {

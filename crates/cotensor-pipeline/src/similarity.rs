@@ -1,8 +1,7 @@
 //! The similarity of an image, or of a sound, to texts.
 
-use super::answer::{Answer, Output};
+use super::answer::{Answer, Output, StageOutput};
 use super::numbers::{check_numbers, row_width, sigmoid, softmax};
-use super::read_answer::StageOutput;
 use super::report::Constant;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{Probability, Similarity};

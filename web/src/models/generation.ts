@@ -6,26 +6,8 @@ import type { Answer, Output } from "./answers.js";
 import { hashes, takeArray, type DecodingRequest, type Tokens as EncodedTexts } from "./core.js";
 import { Decoder } from "./decoder.js";
 import { reads } from "./definition.js";
+import type { GenerationOptions } from "./model.js";
 import type { Run } from "./run.js";
-
-/** How a decoder writes; by default as the files of the model say. */
-export interface GenerationOptions {
-  /** Whether a text is a message of a chat, which the model answers; by default, only a text about an image is. */
-  readonly chat?: boolean;
-  /** The most tokens that a model writes. */
-  readonly maxNewTokens?: number;
-  /** The tokens before which a text does not end. */
-  readonly minNewTokens?: number;
-  /** Whether tokens are drawn; otherwise the likeliest one is written. */
-  readonly doSample?: boolean;
-  readonly temperature?: number;
-  /** Of how many tokens one is drawn. */
-  readonly topK?: number;
-  /** The probability of the likeliest tokens of which one is drawn. */
-  readonly topP?: number;
-  /** Equal seeds draw equal tokens. */
-  readonly seed?: number;
-}
 
 /** Runs the encoders of the task, and decodes. */
 export async function generate(run: Run): Promise<{ answer: Answer; outputs: Output[] }> {

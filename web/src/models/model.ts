@@ -3,9 +3,27 @@ import { CotensorError } from "../errors.js";
 import type { SharedTensor } from "../shared_tensor.js";
 import type { SharedTensorConfig } from "../store.js";
 import type { Device, Kind } from "../types.js";
-import type { GenerationOptions } from "./generation.js";
 import type { ModelInput, Tokens } from "./inputs.js";
 import type { Result } from "./result.js";
+
+/** How a decoder writes; by default as the files of the model say. */
+export interface GenerationOptions {
+  /** Whether a text is a message of a chat, which the model answers; by default, only a text about an image is. */
+  readonly chat?: boolean;
+  /** The most tokens that a model writes. */
+  readonly maxNewTokens?: number;
+  /** The tokens before which a text does not end. */
+  readonly minNewTokens?: number;
+  /** Whether tokens are drawn; otherwise the likeliest one is written. */
+  readonly doSample?: boolean;
+  readonly temperature?: number;
+  /** Of how many tokens one is drawn. */
+  readonly topK?: number;
+  /** The probability of the likeliest tokens of which one is drawn. */
+  readonly topP?: number;
+  /** Equal seeds draw equal tokens. */
+  readonly seed?: number;
+}
 
 /** Options of a model's answers. */
 export interface AnswerOptions extends GenerationOptions {
