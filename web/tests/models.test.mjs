@@ -154,12 +154,13 @@ for (const browser of BROWSERS) {
       const seen = await run(async ({ backend, createWhisperModel }) => {
         const sound = new Uint8Array(await (await fetch("/fixtures/media/speech.wav")).arrayBuffer());
         const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 12 });
-        const first = await whisper.process({ audio: sound });
+        let pieces = "";
+        const first = await whisper.process({ audio: sound }, { onText: (piece) => (pieces += piece) });
         const again = await whisper.process({ audio: sound });
-        return { text: first.text, again: again.text, tokens: [...first.outputs[0].values], stages: again.stages.map(({ role, computed }) => [role, computed]), made: Object.keys(first.output_tensors) };
+        return { pieces, text: first.text, again: again.text, tokens: [...first.outputs[0].values], stages: again.stages.map(({ role, computed }) => [role, computed]), made: Object.keys(first.output_tensors) };
       });
       assert.deepEqual(seen.tokens, ANSWERS.whisper.tokens);
-      assert.equal(seen.again, seen.text);
+      assert.deepEqual([seen.again, seen.pieces.trim()], [seen.text, seen.text]);
       assert.deepEqual(seen.stages.filter(([role]) => role === "encoder"), [["encoder", false]]);
       assert.ok(seen.stages.every(([, computed]) => !computed), "a transcript is a result, too");
       assert.ok(seen.made.includes("audio_embedding"));
@@ -195,17 +196,20 @@ for (const browser of BROWSERS) {
         const results = {};
         for (const [name, input, task] of [["llama", text], ["t5", text], ["bart", text, "summarization"], ["blip", { image }, "image-to-text"], ["llava", { image, text: "a photo of <image>" }]]) {
           const model = createModel(backend, { modelId: `/fixtures/tiny/${name}`, maxNewTokens: 12, ...(task ? { task } : {}) });
-          const first = await model.process(input);
-          const again = await model.process(input);
-          results[name] = { answer: first.answer, text: again.text, tokens: [...first.outputs[0].values], task: first.task, computed: again.stages.some(({ computed }) => computed) };
+          const pieces = { first: [], again: [] };
+          const first = await model.process(input, { onText: (piece) => pieces.first.push(piece) });
+          const again = await model.process(input, { onText: (piece) => pieces.again.push(piece) });
+          results[name] = { pieces, answer: first.answer, text: again.text, tokens: [...first.outputs[0].values], task: first.task, computed: again.stages.some(({ computed }) => computed) };
           await model.dispose();
         }
         return results;
       });
-      for (const [name, { answer, text, tokens, computed }] of Object.entries(seen)) {
+      for (const [name, { pieces, answer, text, tokens, computed }] of Object.entries(seen)) {
+        assert.deepEqual([pieces.first.join(""), pieces.again.join("")], [text, text], name);
         assert.deepEqual(tokens, ANSWERS[name].tokens, name);
         assert.deepEqual([answer.type, answer.text, answer.tokens, computed], ["text", text, tokens.length, false], name);
       }
+      assert.ok(seen.llama.pieces.first.length > 1, JSON.stringify(seen.llama.pieces));
       assert.deepEqual([seen.llama.task, seen.t5.task], ["text-generation", "text2text-generation"]);
       assert.ok(seen.llama.answer.prompt_tokens > 3 && seen.bart.answer.prompt_tokens > 3 && seen.blip.answer.prompt_tokens === 0);
     });

@@ -21,6 +21,7 @@ export {
   SentencePooling,
   StageGraph,
   TextProcessor,
+  TextStream,
   Tokens,
   contentHash,
   imageSize,

@@ -110,7 +110,7 @@ class Embedder {
     let rest = [...missing].sort((a, b) => count(a) - count(b));
     try {
       while (rest.length > 0) {
-        this.run.signal?.throwIfAborted();
+        this.run.call.signal?.throwIfAborted();
         const together = rest.slice(0, this.runsAlone ? 1 : runLength(rest.map(count), this.length));
         const embeddings = await this.#run(tokens, together.map(({ row }) => row));
         together.forEach(({ resolve }, index) => resolve(embeddings[index] as Float32Array<ArrayBuffer>));

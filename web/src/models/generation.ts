@@ -3,7 +3,7 @@ import type { Input } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import { identity } from "../stage/keys.js";
 import type { Answer, Output } from "./answers.js";
-import { hashes, takeArray, type DecodingRequest, type Tokens as EncodedTexts } from "./core.js";
+import { hashes, takeArray, type DecodingRequest, type TextStream, type Tokens as EncodedTexts } from "./core.js";
 import { Decoder } from "./decoder.js";
 import { reads } from "./definition.js";
 import type { GenerationOptions } from "./model.js";
@@ -32,8 +32,8 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
     if (task.begins && inputs.text !== undefined) text = idsOf(run, model.text.encodePlain(inputs.text));
     prompt = [generation.start(), ...text];
   }
-  const tokens = await written(run, decoders, prompt, read);
   const continues = task.prompt || (task.begins && inputs.text !== undefined);
+  const tokens = await written(run, decoders, prompt, read, new Pieces(run, continues ? prompt : []));
   const answer: Answer = {
     type: "text",
     text: model.text.decodeAfter(Uint32Array.from(continues ? prompt : []), tokens),
@@ -43,8 +43,44 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
   return { answer, outputs: [tokensOutput(tokens)] };
 }
 
-/** The tokens that a decoder writes after `prompt`. `read` is what its graphs read beside tokens. Equal decodings are computed once. */
-export async function written(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[]): Promise<Uint32Array> {
+/** Gives the program a text piece by piece. */
+export class Pieces {
+  readonly #stream: TextStream | undefined;
+
+  /** The text continues that of the tokens `before`. */
+  constructor(
+    private readonly run: Run,
+    before: readonly number[],
+    private readonly isText: (token: number) => boolean = () => true,
+  ) {
+    if (run.call.onText) this.#stream = run.model.text.stream(Uint32Array.from(before));
+  }
+
+  add(token: number): void {
+    if (this.#stream && this.isText(token)) this.#give(this.#stream.step(token));
+  }
+
+  /** Gives the rest. */
+  finish(): void {
+    this.#give(this.#stream?.finish() ?? "");
+  }
+
+  free(): void {
+    this.#stream?.free();
+  }
+
+  #give(piece: string): void {
+    // An aborted call has ended for the program.
+    this.run.call.signal?.throwIfAborted();
+    if (piece !== "") this.run.call.onText?.(piece);
+  }
+}
+
+/**
+ * The tokens that a decoder writes after `prompt`. `read` is what its graphs read beside tokens. Equal decodings are computed once. Frees
+ * `pieces`, which get each token.
+ */
+export async function written(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], pieces: Pieces): Promise<Uint32Array> {
   const { model, task, options } = run;
   const generation = model.generation(task.name);
   const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify({ user: model.name, ...decodingOptions(options) } satisfies DecodingRequest), false);
@@ -55,12 +91,16 @@ export async function written(run: Run, roles: readonly string[], prompt: readon
     }
     const graphs = [...roles, ...(model.decoder?.embed ? [model.decoder.embed] : [])];
     const identities = read.map((value) => identity(hashes, value));
+    // Whether this call decodes; another one may.
+    let isOurs = false;
     const tokens = await run.once(graphs, task.name, [...identities, decoding.settingsHash(), tokensHash(prompt)], async () => {
       const decoder = await Decoder.open(run, roles);
+      isOurs = true;
       try {
         for (let next: readonly number[] = prompt; ; ) {
-          run.signal?.throwIfAborted();
+          run.call.signal?.throwIfAborted();
           const token = decoding.next(await decoder.read(next));
+          if (token !== undefined) pieces.add(token);
           if (token === undefined || decoding.isDone) return decoding.tokens();
           next = [token];
         }
@@ -68,12 +108,15 @@ export async function written(run: Run, roles: readonly string[], prompt: readon
         decoder.dispose();
       }
     });
+    if (!isOurs) tokens.forEach((token) => pieces.add(token));
+    pieces.finish();
     if (tokens.length >= decoding.max) {
       run.notices.push(`decoding was stopped after ${tokens.length} tokens (${decoding.reason}); the text may be incomplete`);
     }
     return tokens;
   } finally {
     decoding.free();
+    pieces.free();
   }
 }
 

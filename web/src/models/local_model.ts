@@ -92,17 +92,17 @@ export class LocalModel implements FamilyModel {
     return this.tokenize(text, options);
   }
 
-  process(input: ModelInput, { signal }: CallOptions = {}): Promise<Result> {
-    return unlessAborted(signal, async () => this.run(await readInputs(input), [], signal));
+  process(input: ModelInput, call: CallOptions = {}): Promise<Result> {
+    return unlessAborted(call.signal, async () => this.run(await readInputs(input), [], call));
   }
 
   processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor, options?: CallOptions): Promise<Result> {
     return this.processWithSharedEmbeddings([tensor], input, options);
   }
 
-  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput, { signal }: CallOptions = {}): Promise<Result> {
+  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput, call: CallOptions = {}): Promise<Result> {
     const read = async (): Promise<Inputs> => (input === undefined ? {} : readInputs(input));
-    return unlessAborted(signal, async () => this.run(await read(), Object.values(tensors) as SharedTensor[], signal));
+    return unlessAborted(call.signal, async () => this.run(await read(), Object.values(tensors) as SharedTensor[], call));
   }
 
   getSharedTensor(kind: Kind): SharedTensor {
@@ -147,7 +147,7 @@ export class LocalModel implements FamilyModel {
   }
 
   /** Runs the task on inputs in one form, with tensors of other models. */
-  async run(inputs: Inputs, tensors: readonly SharedTensor[], signal?: AbortSignal): Promise<Result> {
+  async run(inputs: Inputs, tensors: readonly SharedTensor[], call: CallOptions = {}): Promise<Result> {
     const loaded = await this.#open();
     if (inputs.tokens) checkTokens(inputs.tokens, loaded.tokens(inputs.tokens.text));
     const given = await loaded.replacedBy(tensors);
@@ -161,14 +161,14 @@ export class LocalModel implements FamilyModel {
       throw new CotensorError("Unsupported", `task: this package does not run ${task.name}; the command and Python do`);
     }
     loaded.checkOptions(userOptions(this.modelId, task, this.options));
-    const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, signal, this.options);
+    const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, this.options, call);
     try {
       for (const medium of mediaOf(inputs)) {
         if (!loaded.reads(task, medium) && !(medium === "text" && task.begins)) run.notices.push(`${task.name} reads no ${medium}`);
       }
       const { answer, outputs } = await answerOf(run, embeds, this.options.head);
       // An aborted call leaves the tensors of the last input.
-      signal?.throwIfAborted();
+      call.signal?.throwIfAborted();
       const made: Partial<Record<Kind, SharedTensor>> = {};
       for (const [kind, tensor] of Object.entries(run.made())) made[kind as Kind] = new SharedTensor(this.backend.store, tensor);
       if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);

@@ -51,6 +51,8 @@ export interface ModelOptions extends AnswerOptions {
 export interface CallOptions {
   /** Ends the waiting of this call. What other callers wait for too, such as a download, goes on. */
   readonly signal?: AbortSignal;
+  /** Of `process`: called with each piece of a text that the model writes, or hears. A text that another call has computed comes at once. */
+  readonly onText?: (piece: string) => void;
 }
 
 /** Tensors of other models, under any names. */

@@ -11,7 +11,7 @@ import { LOGITS, reads, resultName, sourceOf, type StageDef, type Task } from ".
 import type { Inputs } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
 import { sizeOf, type ImageSize } from "./processors.js";
-import type { AnswerOptions } from "./model.js";
+import type { AnswerOptions, CallOptions } from "./model.js";
 import type { ModelStage } from "./stages.js";
 import type { StageReport } from "./result.js";
 
@@ -32,11 +32,11 @@ export class Run {
     readonly inputs: Inputs,
     readonly task: Task,
     /** Tensors of other models, by the role of the stage whose result they replace. */
-    private readonly given: ReadonlyMap<string, SharedTensor> = new Map(),
-    /** Ends the run before its next stage. */
-    readonly signal?: AbortSignal,
-    /** Of the program, for the answer. */
-    readonly options: AnswerOptions = {},
+    private readonly given: ReadonlyMap<string, SharedTensor>,
+    /** Of the model, for its answers. */
+    readonly options: AnswerOptions,
+    /** Of the call. Its signal ends the run before the next stage, or before the next token. */
+    readonly call: CallOptions,
   ) {}
 
   /** Runs the stages of the task, and reads the answer. */
@@ -108,7 +108,7 @@ export class Run {
 
   /** Runs a stage on the values that its description names. */
   async runStage(def: StageDef, stage: ModelStage, outputs: readonly string[]): Promise<Tensor[]> {
-    this.signal?.throwIfAborted();
+    this.call.signal?.throwIfAborted();
     const inputs: Record<string, Input> = {};
     for (const port of stage.inputs) {
       const source = sourceOf(def, port.name);

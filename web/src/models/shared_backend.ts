@@ -83,7 +83,8 @@ export class SharedModel {
     return this.tokenize(text, options);
   }
 
-  process(input: ModelInput, { signal }: CallOptions = {}): Promise<Result<SharedHandle>> {
+  process(input: ModelInput, { signal, onText }: CallOptions = {}): Promise<Result<SharedHandle>> {
+    if (onText) throw new CotensorError("Unsupported", `onText: ${this.modelId} runs in the worker of the site, which gives a text at its end`);
     return unlessAborted(signal, async () => this.#run(await readInputs(input), [], signal));
   }
 

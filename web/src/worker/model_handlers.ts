@@ -78,7 +78,7 @@ export const modelHandlers: Handlers = {
     // The leases that the run reads end with it.
     const tensors = handles.map((handle) => new SharedTensor(context.store, context.session.find(handle, Tensor).leaseFor(context.session.holder)));
     try {
-      return await answer(context, await made.run((params["inputs"] ?? {}) as Inputs, tensors, context.session.signal));
+      return await answer(context, await made.run((params["inputs"] ?? {}) as Inputs, tensors, { signal: context.session.signal }));
     } finally {
       for (const tensor of tensors) tensor.release(context.session.holder);
     }

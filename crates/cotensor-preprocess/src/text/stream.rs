@@ -1,13 +1,14 @@
-use cotensor_core::{Error, Result};
-use tokenizers::Tokenizer;
+use super::tokenizer::TextProcessor;
+use cotensor_core::Result;
+use std::borrow::Borrow;
 
 /// What a tokenizer gives for bytes that are not a character, such as the first bytes of one.
 const INCOMPLETE: char = '\u{fffd}';
 
 /// Turns token ids into text one by one. The pieces together are the text of all ids: a token that is only a part of a
 /// character gives its piece with the token that completes it, and a byte with the token after the last byte.
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct TextStream<T> {
+    tokenizer: T,
     ids: Vec<u32>,
     /// The first id that is decoded again: ids of the last piece decide the spaces of the next one.
     start: usize,
@@ -15,9 +16,9 @@ pub struct TextStream<'a> {
     given: usize,
 }
 
-impl<'a> TextStream<'a> {
+impl<T: Borrow<TextProcessor>> TextStream<T> {
     /// A stream that continues the text of `before`.
-    pub(super) fn new(tokenizer: &'a Tokenizer, before: Vec<u32>) -> Self {
+    pub fn new(tokenizer: T, before: Vec<u32>) -> Self {
         Self { tokenizer, given: before.len(), ids: before, start: 0 }
     }
 
@@ -38,7 +39,7 @@ impl<'a> TextStream<'a> {
     /// Whether a token is one byte of SentencePiece (`<0x0A>`). The bytes up to the next other token decide together
     /// whether they are characters.
     fn is_byte(&self, id: u32) -> bool {
-        let token = self.tokenizer.id_to_token(id).unwrap_or_default();
+        let token = self.tokenizer.borrow().token(id.into()).unwrap_or_default();
         let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
         digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
     }
@@ -53,10 +54,7 @@ impl<'a> TextStream<'a> {
 
     /// The text that was not given yet.
     fn rest(&self) -> Result<String> {
-        let decode = |ids: &[u32]| {
-            let text = self.tokenizer.decode(ids, true);
-            text.map_err(|error| Error::invalid(format!("cannot decode tokens: {error}")))
-        };
+        let decode = |ids: &[u32]| self.tokenizer.borrow().decode(ids);
         let (given, all) = (decode(&self.ids[self.start..self.given])?, decode(&self.ids[self.start..])?);
         Ok(all.strip_prefix(given.as_str()).unwrap_or_default().to_owned())
     }

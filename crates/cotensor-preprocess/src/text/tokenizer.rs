@@ -366,8 +366,8 @@ impl TextProcessor {
     }
 
     /// Decodes token ids one by one, without special tokens. The text continues that of `before`.
-    pub fn stream(&self, before: Vec<u32>) -> TextStream<'_> {
-        TextStream::new(&self.tokenizer, before)
+    pub fn stream(&self, before: Vec<u32>) -> TextStream<&Self> {
+        TextStream::new(self, before)
     }
 
     /// The token with this id, as the vocabulary has it.
