@@ -15,6 +15,7 @@ from ray_common import cluster_of, counts, nothing_is_kept, until  # noqa: E402
 import cotensor.ray  # noqa: E402
 import cotensor.torch  # noqa: E402
 from cotensor import ConflictError, InvalidError, NotFoundError, OverBudgetError  # noqa: E402
+from cotensor.ray.peers import running_agent  # noqa: E402
 
 pytestmark = pytest.mark.timeout(180)
 # Workers cannot import this module.
@@ -119,6 +120,19 @@ def test_tensors_and_groups_keep_what_belongs_to_them(users):
     assert value == {key: (str(one.dtype), one.tobytes()) for key, one in members.items()}
     with pytest.raises(NotFoundError, match="no node has a tensor 'nothing'"):
         cotensor.ray.get("nothing")
+
+
+def test_a_name_is_found_while_the_agent_of_its_node_is_started_again(users):
+    user = users("one")
+    for number in range(2):
+        cotensor.ray.store().put("plain", np.full(1000, number, "f8"))
+        # The first name starts the agent of the user's node.
+        if number:
+            ray.kill(running_agent(ray.get_runtime_context().get_node_id()), no_restart=False)
+        *_, value = ray.get(user.get.remote("plain"))
+        assert value == np.full(1000, number, "f8").tobytes()
+        cotensor.ray.store().remove("plain")
+        ray.get(user.remove.remote("plain"))
 
 
 def test_two_models_of_one_name_are_refused(users):

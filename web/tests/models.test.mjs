@@ -242,6 +242,8 @@ for (const browser of BROWSERS) {
           template: ["llama", "a photo", { chat: true }],
           notANumber: ["llama", "a photo", { doSample: true, temperature: NaN }],
           fraction: ["llama", "a photo", { maxNewTokens: 1.5 }],
+          infinite: ["detr", { image }, { threshold: Infinity }],
+          flag: ["llama", "a photo", { doSample: "yes" }],
           rerank: ["bert", "a photo", { task: "rerank" }],
           noText: ["llava", { image }, { task: "image-text-to-text" }],
           half: ["bert", half, {}],
@@ -252,6 +254,7 @@ for (const browser of BROWSERS) {
           found[name] = await createModel(backend, { modelId: `/fixtures/tiny/${model}`, ...options }).process(input).then(({ answer }) => answer.type, ({ kind, message }) => `${kind} ${message}`);
         }
         const clip = createModel(backend, { modelId: "/fixtures/tiny/clip" });
+        found.onText = await clip.process("a photo", { onText: () => undefined }).then(() => "", ({ kind, message }) => `${kind} ${message}`);
         await clip.process("a photo");
         const tensor = clip.getSharedTensor("vision_text_joint");
         found.oneEmbedding = await clip.processWithSharedEmbedding({ image, texts: ["a", "b"] }, tensor).then(({ answer }) => JSON.stringify(answer), ({ kind, message }) => `${kind} ${message}`);
@@ -262,6 +265,9 @@ for (const browser of BROWSERS) {
       assert.match(seen.template, /^Invalid chat_template.jinja: chat: the model has no chat template/);
       assert.match(seen.notANumber, /^Invalid temperature: a number is required, not NaN/);
       assert.match(seen.fraction, /^Invalid maxNewTokens: an integer/);
+      assert.match(seen.infinite, /^Invalid threshold: a number is required, not Infinity/);
+      assert.match(seen.flag, /^Invalid doSample: true or false is required, not yes/);
+      assert.match(seen.onText, /^Invalid onText: .*decodes no text/);
       assert.match(seen.rerank, /^Unsupported task: .*rerank/);
       assert.match(seen.noText, /^Invalid text: /);
       assert.deepEqual([seen.half, seen.halves], ["embedding", "ranking"]);

@@ -41,7 +41,7 @@ pub fn prompt_of<'t>(
         return Ok(Prompt { text: text.to_owned(), is_plain: false, is_chat: false });
     };
     let text = template.prompt(text, image.is_some())?;
-    // As processors of transformers do, in difference to its tokenizers.
+    // As processors of transformers do, unlike its tokenizers.
     let is_plain = image.is_none() || template.has_start(&text);
     Ok(Prompt { text, is_plain, is_chat: true })
 }

@@ -38,6 +38,8 @@ MEMORY_SHARE = 0.3
 _WAITING = 256
 #: The time for an agent to start, with its daemon, in seconds.
 START_TIMEOUT = 120.0
+#: The time between two looks at agents that are starting, in seconds.
+_START_INTERVAL = 0.5
 #: The time between two looks at the daemon and at the nodes of copies, in seconds.
 _WATCH_INTERVAL = 5.0
 
@@ -61,15 +63,36 @@ def agent_of(node: str) -> Any:
 
 
 def started_agents(nodes: Sequence[str]) -> List[str]:
-    """Those of the nodes that have an agent. Starts agents on the others, and waits for those that are starting."""
-    starting = {}
-    for node in nodes:
-        agent = agent_of(node)
-        if ray._private.state.actors(agent._actor_id.hex()).get("State") != "ALIVE":
-            starting[agent.socket.remote()] = node
-    done, _ = ray.wait(list(starting), num_returns=len(starting), timeout=START_TIMEOUT) if starting else ([], [])
-    late = set(starting.values()) - {starting[one] for one in done}
-    return [node for node in nodes if node not in late]
+    """Those of the nodes whose agents run. Starts missing agents, and waits for those that are starting, also once more. An agent
+    that runs and does not answer is given up after the time for an answer."""
+    began, started = time.monotonic(), []
+    asked = {agent_of(node).socket.remote(): node for node in nodes}
+    while asked and time.monotonic() - began < START_TIMEOUT:
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_START_INTERVAL)
+        if time.monotonic() - began > ANSWER_TIMEOUT:
+            asked = {one: node for one, node in asked.items() if one in done or not _is_running(node)}
+        for one in done:
+            node = asked.pop(one)
+            try:
+                ray.get(one)
+                started.append(node)
+            except ray.exceptions.ActorUnavailableError:
+                # It is being started again.
+                time.sleep(_START_INTERVAL)
+                asked[agent_of(node).socket.remote()] = node
+            except ray.exceptions.RayError:
+                # The node has ended.
+                pass
+    return started
+
+
+def _is_running(node: str) -> bool:
+    """Whether the agent of a node has started, by the state of its actor."""
+    try:
+        actor = running_agent(node)._actor_id.hex()
+    except ValueError:
+        return False
+    return bool(ray._private.state.actors(actor).get("State") == "ALIVE")
 
 
 def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> List[Address]:

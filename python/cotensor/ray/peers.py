@@ -35,7 +35,7 @@ def with_agents(nodes: List[str]) -> List[str]:
 
 
 def unanswered(nodes: Iterable[str]) -> str:
-    """A part of an error: these nodes did not answer, and can have what was looked for. Empty for none."""
+    """The end of an error message: the nodes that did not answer, and that may have the tensor or the model. Empty for none."""
     names = [f"node {node}" for node in sorted(nodes)]
     return f"; without an answer: {', '.join(names)}" if names else ""
 

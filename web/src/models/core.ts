@@ -111,7 +111,7 @@ export interface DecodingRequest {
   readonly seed?: number;
 }
 
-/** What `ModelFamily.checkOptions` reads, as JSON: a user of a model with the options that the program gave. */
+/** A user of a model with the options that the program gave: the JSON that `ModelFamily.checkOptions` reads. */
 export interface UserOptions extends Omit<DecodingRequest, "user"> {
   /** The user's name, for error messages. */
   readonly name: string;
@@ -122,7 +122,7 @@ export interface UserOptions extends Omit<DecodingRequest, "user"> {
   readonly chat?: boolean;
 }
 
-/** What `AnswerReader.answer` reads, as JSON. */
+/** The JSON that `AnswerReader.answer` reads. */
 export interface AnswerRequest {
   readonly task: string;
   /** `null` for the model's own head. */
@@ -137,7 +137,7 @@ export interface AnswerRequest {
   readonly prompt_tokens: number;
 }
 
-/** What `Generation.spokenLanguage` returns, as JSON. */
+/** The JSON that `Generation.spokenLanguage` returns. */
 export interface SpokenLanguage {
   /** Its code, such as `en`. */
   readonly language: string;

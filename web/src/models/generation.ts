@@ -18,7 +18,7 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
   for (const role of encoders) {
     const result = await run.result(role);
     read.push(result);
-    // The tensor of another model stands for its text, whatever text is beside it.
+    // The tensor of another model stands for its text; the text of the call is not read.
     if (run.isGiven(role) && reads(model.def(role), "text")) run.setTextLength(result.shape[1] ?? 0);
   }
   const generation = model.generation(task.name);
@@ -33,7 +33,7 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
     prompt = [generation.start(), ...text];
   }
   const continues = task.prompt || (task.begins && inputs.text !== undefined);
-  const tokens = await written(run, decoders, prompt, read, new Pieces(run, continues ? prompt : []));
+  const tokens = await decode(run, decoders, prompt, read, () => new TextStreamer(run, continues ? prompt : []));
   const answer: Answer = {
     type: "text",
     text: model.text.decodeAfter(Uint32Array.from(continues ? prompt : []), tokens),
@@ -44,7 +44,7 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
 }
 
 /** Gives the program a text piece by piece. */
-export class Pieces {
+export class TextStreamer {
   readonly #stream: TextStream | undefined;
 
   /** The text continues that of the tokens `before`. */
@@ -77,13 +77,15 @@ export class Pieces {
 }
 
 /**
- * The tokens that a decoder writes after `prompt`. `read` is what its graphs read beside tokens. Equal decodings are computed once. Frees
- * `pieces`, which get each token.
+ * The tokens that a decoder writes after `prompt`. `read`: the other inputs of its graphs. Equal decodings are computed once. Each token is given
+ * to the streamer that `open` makes.
  */
-export async function written(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], pieces: Pieces): Promise<Uint32Array> {
+export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], open: () => TextStreamer): Promise<Uint32Array> {
   const { model, task, options } = run;
   const generation = model.generation(task.name);
-  const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify({ user: model.name, ...decodingOptions(options) } satisfies DecodingRequest), false);
+  const request: DecodingRequest = { user: model.name, ...decodingOptions(options) };
+  const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify(request), false);
+  const streamer = open();
   try {
     for (const each of generation.unapplied()) run.notices.push(`${each} of the model's configuration is not applied`);
     if (decoding.seed !== undefined && options.seed === undefined) {
@@ -100,7 +102,7 @@ export async function written(run: Run, roles: readonly string[], prompt: readon
         for (let next: readonly number[] = prompt; ; ) {
           run.call.signal?.throwIfAborted();
           const token = decoding.next(await decoder.read(next));
-          if (token !== undefined) pieces.add(token);
+          if (token !== undefined) streamer.add(token);
           if (token === undefined || decoding.isDone) return decoding.tokens();
           next = [token];
         }
@@ -108,15 +110,15 @@ export async function written(run: Run, roles: readonly string[], prompt: readon
         decoder.dispose();
       }
     });
-    if (!isOurs) tokens.forEach((token) => pieces.add(token));
-    pieces.finish();
+    if (!isOurs) tokens.forEach((token) => streamer.add(token));
+    streamer.finish();
     if (tokens.length >= decoding.max) {
       run.notices.push(`decoding was stopped after ${tokens.length} tokens (${decoding.reason}); the text may be incomplete`);
     }
     return tokens;
   } finally {
     decoding.free();
-    pieces.free();
+    streamer.free();
   }
 }
 
@@ -129,26 +131,28 @@ export function tokensOutput(tokens: Uint32Array): Output {
 /** The options that the program gave, under their names in the module. */
 export function decodingOptions(options: GenerationOptions): Omit<DecodingRequest, "user"> {
   const given: Record<string, number | boolean> = {};
-  for (const [name, { field, isWhole }] of Object.entries(OPTIONS)) {
-    const value = options[name as keyof GenerationOptions];
+  for (const [name, { field, type }] of Object.entries(OPTIONS)) {
+    const value: unknown = options[name as keyof GenerationOptions];
     if (value === undefined) continue;
-    // As JSON, other numbers would be nothing.
-    if (typeof value !== "boolean" && !(isWhole ? Number.isSafeInteger(value) && value >= 0 : Number.isFinite(value))) {
-      throw new CotensorError("Invalid", `${name}: ${isWhole ? "an integer of 0 or more" : "a number"} is required, not ${String(value)}`);
-    }
-    given[field] = value;
+    // JSON has no NaN and no infinity: they would become `null`.
+    if (!type.has(value)) throw new CotensorError("Invalid", `${name}: ${type.name} is required, not ${String(value)}`);
+    given[field] = value as number | boolean;
   }
   return given;
 }
 
-const OPTIONS: Readonly<Record<Exclude<keyof GenerationOptions, "chat">, { readonly field: keyof DecodingRequest; readonly isWhole?: boolean }>> = {
-  maxNewTokens: { field: "max_new_tokens", isWhole: true },
-  minNewTokens: { field: "min_new_tokens", isWhole: true },
-  doSample: { field: "do_sample" },
-  temperature: { field: "temperature" },
-  topK: { field: "top_k", isWhole: true },
-  topP: { field: "top_p" },
-  seed: { field: "seed", isWhole: true },
+const COUNT = { name: "an integer of 0 or more", has: (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0 };
+const NUMBER = { name: "a number", has: (value: unknown) => Number.isFinite(value) };
+const FLAG = { name: "true or false", has: (value: unknown) => typeof value === "boolean" };
+
+const OPTIONS: Readonly<Record<Exclude<keyof GenerationOptions, "chat">, { readonly field: keyof DecodingRequest; readonly type: typeof COUNT }>> = {
+  maxNewTokens: { field: "max_new_tokens", type: COUNT },
+  minNewTokens: { field: "min_new_tokens", type: COUNT },
+  doSample: { field: "do_sample", type: FLAG },
+  temperature: { field: "temperature", type: NUMBER },
+  topK: { field: "top_k", type: COUNT },
+  topP: { field: "top_p", type: NUMBER },
+  seed: { field: "seed", type: COUNT },
 };
 
 /** The ids of one text's tokens, which are freed. */

@@ -161,6 +161,7 @@ export class LocalModel implements FamilyModel {
       throw new CotensorError("Unsupported", `task: this package does not run ${task.name}; the command and Python do`);
     }
     loaded.checkOptions(userOptions(this.modelId, task, this.options));
+    if (call.onText && task.answer !== "text" && task.answer !== "transcript") throw new CotensorError("Invalid", `onText: ${task.name} of ${this.modelId} decodes no text`);
     const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, this.options, call);
     try {
       for (const medium of mediaOf(inputs)) {
@@ -183,8 +184,8 @@ export class LocalModel implements FamilyModel {
 /** The options that the program gave for the answer. */
 function userOptions(model: string, task: Task, options: ModelOptions): UserOptions {
   const { head, threshold, chat } = options;
-  // As JSON, it would be nothing.
-  if (Number.isNaN(threshold)) throw new CotensorError("Invalid", "threshold: a number is required, not NaN");
+  // JSON has no such numbers: they would become `null`.
+  if (threshold !== undefined && !Number.isFinite(threshold)) throw new CotensorError("Invalid", `threshold: a number is required, not ${String(threshold)}`);
   const given = Object.entries({ head, threshold, chat }).filter(([, value]) => value !== undefined);
   return { name: model, model, task: task.name, ...decodingOptions(options), ...(Object.fromEntries(given) as Partial<UserOptions>) };
 }

@@ -49,9 +49,15 @@ export interface ModelOptions extends AnswerOptions {
 
 /** Options of one call. */
 export interface CallOptions {
-  /** Ends the waiting of this call. What other callers wait for too, such as a download, goes on. */
+  /**
+   * Ends the waiting of this call. A download that other callers wait for too goes on; a text that this call decodes is not written to its
+   * end, and another caller that waits for it decodes it.
+   */
   readonly signal?: AbortSignal;
-  /** Of `process`: called with each piece of a text that the model writes, or hears. A text that another call has computed comes at once. */
+  /**
+   * Of `process`: called with each piece of a text that a decoder writes. A text that another call has decoded comes at once. An error of the
+   * function ends the call.
+   */
   readonly onText?: (piece: string) => void;
 }
 

@@ -83,9 +83,8 @@ export class SharedModel {
     return this.tokenize(text, options);
   }
 
-  process(input: ModelInput, { signal, onText }: CallOptions = {}): Promise<Result<SharedHandle>> {
-    if (onText) throw new CotensorError("Unsupported", `onText: ${this.modelId} runs in the worker of the site, which gives a text at its end`);
-    return unlessAborted(signal, async () => this.#run(await readInputs(input), [], signal));
+  process(input: ModelInput, call: CallOptions = {}): Promise<Result<SharedHandle>> {
+    return unlessAborted(call.signal, async () => this.#run(await readInputs(input), [], call));
   }
 
   processWithSharedEmbedding(input: ModelInput, tensor: SharedHandle, options?: CallOptions): Promise<Result<SharedHandle>> {
@@ -95,10 +94,10 @@ export class SharedModel {
   processWithSharedEmbeddings(
     tensors: Readonly<Record<string, SharedHandle>> | readonly SharedHandle[],
     input?: ModelInput,
-    { signal }: CallOptions = {},
+    call: CallOptions = {},
   ): Promise<Result<SharedHandle>> {
     const read = async (): Promise<Inputs> => (input === undefined ? {} : readInputs(input));
-    return unlessAborted(signal, async () => this.#run(await read(), Object.values(tensors) as SharedHandle[], signal));
+    return unlessAborted(call.signal, async () => this.#run(await read(), Object.values(tensors) as SharedHandle[], call));
   }
 
   /** The tensor of a kind that the model made of its last input. */
@@ -135,8 +134,9 @@ export class SharedModel {
     if (created) await this.store.connection.call("model.release", { handle: created.handle });
   }
 
-  async #run(inputs: Inputs, tensors: readonly SharedHandle[], signal?: AbortSignal): Promise<Result<SharedHandle>> {
+  async #run(inputs: Inputs, tensors: readonly SharedHandle[], { signal, onText }: CallOptions): Promise<Result<SharedHandle>> {
     signal?.throwIfAborted();
+    if (onText) throw new CotensorError("Unsupported", `onText: ${this.modelId} runs in the worker of the site, which gives a text at its end`);
     const handles = tensors.map(({ handle }) => handle);
     const { model, task, answer, outputs, stages, notices, tensors: made } = await this.#call<ResultAnswer>("model.process", { inputs, tensors: handles });
     const adopted = Object.fromEntries(Object.entries(made).map(([kind, each]) => [kind, this.store.adopt(each)]));

@@ -5,7 +5,7 @@ import type { FamilyDescription } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { readOnce } from "./imported.js";
 
-/** `logit = cosine * scale + bias`. As JSON, what `AnswerReader.setScale` reads. */
+/** `logit = cosine * scale + bias`. `AnswerReader.setScale` reads it as JSON. */
 export interface LogitScale extends Trained {
   /** The file that has the numbers. */
   readonly source: string;

@@ -2,7 +2,7 @@
 import type { Answer, Output } from "./answers.js";
 import type { Generation, SpokenLanguage } from "./core.js";
 import { Decoder } from "./decoder.js";
-import { Pieces, tokensOutput, written } from "./generation.js";
+import { decode, TextStreamer, tokensOutput } from "./generation.js";
 import type { Run } from "./run.js";
 
 /** Identifies the language, and writes the text. Equal sounds are transcribed once. */
@@ -12,8 +12,7 @@ export async function transcribe(run: Run): Promise<{ answer: Answer; outputs: O
   const encoded = await run.result(encoder);
   const language = model.generation(task.name).hasLanguages ? await spokenLanguage(run, decoders) : undefined;
   const prompt = [...model.generation(task.name).speechPrompt(language?.token, "transcribe", false)];
-  const pieces = new Pieces(run, [], (token) => model.text.isText(token));
-  const tokens = await written(run, decoders, prompt, [encoded], pieces);
+  const tokens = await decode(run, decoders, prompt, [encoded], () => new TextStreamer(run, [], (token) => model.text.isText(token)));
   return { answer: { type: "transcript", text: model.text.transcript(tokens).trim(), tokens: tokens.length }, outputs: [tokensOutput(tokens)] };
 }
 
