@@ -1,4 +1,4 @@
-// Models in Chromium: the second user of an encoder, two users beside transformers.js, 32 texts beside it, and ten tabs beside one. MODELS names a folder with
+// Models in Chromium: the second user of an encoder, one user and two beside transformers.js, 32 texts beside it, and ten tabs beside one. MODELS names a folder with
 // model folders, MODEL one of them (a model of texts); by default a tiny one, whose fixed costs outweigh the rest. DEVICE is that of the tabs'
 // model. Memory is the sum of the proportional set sizes of the browser's processes, in which a software adapter of WebGPU has its buffers.
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
@@ -70,23 +70,23 @@ async function settled(pages) {
 }
 
 /** Runs `program` in a page of a new browser; the result, and the memory beyond that of an empty page. */
-const inBrowser = (program) =>
+const inBrowser = (program, users = 2) =>
   withBrowser(async (context) => {
     const page = await tab(context);
     const empty = await settled([page]);
-    const result = await page.evaluate(program, [MODEL, TEXT, LISTS]);
+    const result = await page.evaluate(program, [MODEL, TEXT, LISTS, users]);
     return { ...result, memory: (await settled([page])) - empty };
   });
 
-/** Two users with transformers.js: a pipeline each. */
-async function pipelines([model, text, lists]) {
+/** Users with transformers.js: a pipeline each. */
+async function pipelines([model, text, lists, users]) {
   const { env, pipeline } = await import("/transformers/transformers.web.min.js");
   Object.assign(env, { localModelPath: "/checkpoints/", allowRemoteModels: false, allowLocalModels: true, useBrowserCache: false, useWasmCache: false });
   env.backends.onnx.wasm.wasmPaths = "/ort/";
   const start = performance.now();
   const times = [];
   globalThis.kept = [];
-  for (let user = 0; user < 2; user += 1) {
+  for (let user = 0; user < users; user += 1) {
     const made = await pipeline("feature-extraction", model, { dtype: "fp32", device: "wasm", use_external_data_format: true });
     const before = performance.now();
     await made(text, { pooling: "mean", normalize: true });
@@ -103,14 +103,14 @@ async function pipelines([model, text, lists]) {
   return { time, first: times[0], second: times[1], texts: texts.sort((a, b) => a - b)[2] };
 }
 
-/** Two users with Cotensor. */
-async function shared([model, text, lists]) {
+/** Users with Cotensor. */
+async function shared([model, text, lists, users]) {
   const { createCpuBackend, createModel } = await import("cotensor");
   const start = performance.now();
   const backend = await createCpuBackend({ models: "/checkpoints/" });
   const times = [];
   globalThis.kept = [];
-  for (let user = 0; user < 2; user += 1) {
+  for (let user = 0; user < users; user += 1) {
     const made = createModel(backend, { modelId: model, task: "sentence-embedding" });
     await made.initialize();
     const before = performance.now();
@@ -154,16 +154,21 @@ const tabs = (count) =>
     return (await settled(pages)) - empty;
   });
 
-const rounds = { pipelines: [], shared: [] };
+const rounds = { pipelines: [], shared: [], onePipeline: [], oneShared: [] };
 for (let round = 0; round < Number(ROUNDS); round += 1) {
   rounds.pipelines.push(await inBrowser(pipelines));
   rounds.shared.push(await inBrowser(shared));
+  rounds.onePipeline.push(await inBrowser(pipelines, 1));
+  rounds.oneShared.push(await inBrowser(shared, 1));
 }
 const of = (name, field) => median(rounds[name].map((each) => each[field]));
 const ms = (value) => `${value.toFixed(1)} ms`;
 console.log(`${MODEL}, ${ROUNDS} rounds, medians, WebAssembly on one thread`);
 console.log(`two users, from the start to the second answer: transformers.js ${ms(of("pipelines", "time"))}, Cotensor ${ms(of("shared", "time"))}: ${(of("shared", "time") / of("pipelines", "time")).toFixed(2)}`);
-console.log(`two users, memory beyond an empty page: transformers.js ${mib(of("pipelines", "memory"))}, Cotensor ${mib(of("shared", "memory"))}: ${(of("shared", "memory") / of("pipelines", "memory")).toFixed(2)}`);
+for (const [users, theirs, ours, bound] of [["one user", "onePipeline", "oneShared", 1.1], ["two users", "pipelines", "shared", 0.6]]) {
+  const [before, now] = [of(theirs, "memory"), of(ours, "memory")];
+  console.log(`${users}, memory beyond an empty page: transformers.js ${mib(before)}, Cotensor ${mib(now)}: ${(now / before).toFixed(2)} (bound: ${bound})`);
+}
 console.log(`one answer: transformers.js ${ms(of("pipelines", "second"))}, Cotensor's first user ${ms(of("shared", "first"))}, second user ${ms(of("shared", "second"))}: ${((of("shared", "second") / of("shared", "first")) * 100).toFixed(1)} % of the first (bound: 5 %)`);
 console.log(`32 texts: transformers.js ${ms(of("pipelines", "texts"))}, Cotensor ${ms(of("shared", "texts"))}: ${(of("shared", "texts") / of("pipelines", "texts")).toFixed(2)} (bound: 1.0)`);
 const [one, many] = [await tabs(1), await tabs(Number(TABS))];
