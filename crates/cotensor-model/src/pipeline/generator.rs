@@ -8,6 +8,7 @@ use crate::stage::Stage;
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use cotensor_pipeline::{User, check_logits};
+use cotensor_preprocess::TextStream;
 use cotensor_preprocess::family::{DecoderDef, LOGITS, Source, StageDef, Task};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -95,7 +96,8 @@ impl Generator {
         let of_prompt = self.identity(prompt, &values);
         let step_space = self.step.0.space().map_or(ContentHash::of(b""), |space| space.0);
         let tokenizer = run.tokenizer()?;
-        let mut stream = tokenizer.stream(shown.before.iter().filter_map(|&id| u32::try_from(id).ok()).collect());
+        let before = shown.before.iter().filter_map(|&id| u32::try_from(id).ok());
+        let mut stream = TextStream::new(tokenizer, before.collect());
         let mut on_token = |token: i64| match u32::try_from(token) {
             Ok(id) if (shown.is_text)(token) => {
                 let piece = stream.step(id)?;

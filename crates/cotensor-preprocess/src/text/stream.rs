@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 /// What a tokenizer gives for bytes that are not a character, such as the first bytes of one.
 const INCOMPLETE: char = '\u{fffd}';
 
-/// Turns token ids into text one by one. The pieces together are the text of all ids: a token that is only a part of a
+/// Turns token ids into text one by one, without special tokens. The pieces together are the text of all ids: a token that is only a part of a
 /// character gives its piece with the token that completes it, and a byte with the token after the last byte.
 pub struct TextStream<T> {
     tokenizer: T,

@@ -1,6 +1,5 @@
 use super::growth::check_growth;
 use super::positions::position_limit;
-use super::stream::TextStream;
 use crate::array::Array;
 use crate::family::{self, ModelConfig};
 use crate::files::{ModelFiles, find_json};
@@ -363,11 +362,6 @@ impl TextProcessor {
     /// `Invalid` when the tokenizer cannot decode them.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.tokenizer.decode(ids, true).map_err(|error| Error::invalid(format!("cannot decode tokens: {error}")))
-    }
-
-    /// Decodes token ids one by one, without special tokens. The text continues that of `before`.
-    pub fn stream(&self, before: Vec<u32>) -> TextStream<&Self> {
-        TextStream::new(self, before)
     }
 
     /// The token with this id, as the vocabulary has it.

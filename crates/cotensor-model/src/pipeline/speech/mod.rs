@@ -10,6 +10,7 @@ use super::inputs::Inputs;
 use super::run::Run;
 use cotensor_core::Result;
 use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, SpokenLanguage, User};
+use cotensor_preprocess::TextStream;
 use cotensor_preprocess::family::Task;
 use cotensor_preprocess::generation::{is_text, languages, transcript_of};
 use prompt::{language, prompt};
@@ -67,7 +68,7 @@ fn transcribe_long(
 ) -> Result<(Answer, Vec<Output>)> {
     run.notices.extend(sound.notice());
     let tokenizer = run.tokenizer()?;
-    let mut stream = tokenizer.stream(Vec::new());
+    let mut stream = TextStream::new(tokenizer, Vec::new());
     let mut tokens = Vec::new();
     while let Some(windows) = sound.window()? {
         run.release();
