@@ -1,6 +1,6 @@
 //! The answers of tasks, from the outputs of their stages.
 
-use crate::errors::Result;
+use crate::errors::{Result, parsed};
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::sentence::SentencePooling;
@@ -103,16 +103,17 @@ impl AnswerReader {
         Self { family: family.def(), config, folder, labels: None, text: None, sentence: None, ctc: None, scale: None }
     }
 
-    /// Sets the content of labels.json.
+    /// Reads the content of labels.json, once.
     ///
     /// # Errors
     /// `Corrupt` for a text that is not JSON.
     #[wasm_bindgen(js_name = setLabels)]
     pub fn set_labels(&mut self, file: &str) -> Result<()> {
-        let labels = serde_json::from_str(file);
-        let at_file =
-            |error: serde_json::Error| Error::corrupt(error.to_string()).in_file(self.folder.join(LABELS_FILE));
-        self.labels = Some(labels.map_err(at_file)?);
+        if self.labels.is_none() {
+            let at_file =
+                |error: serde_json::Error| Error::corrupt(error.to_string()).in_file(self.folder.join(LABELS_FILE));
+            self.labels = Some(serde_json::from_str(file).map_err(at_file)?);
+        }
         Ok(())
     }
 
@@ -128,7 +129,7 @@ impl AnswerReader {
         self.sentence = Some(Rc::clone(&sentence.0));
     }
 
-    /// Reads the vocabulary of a recognizer of speech.
+    /// Reads the vocabulary of a recognizer of speech, once.
     ///
     /// # Errors
     /// `NotFound` without a vocabulary, `Corrupt` for a file that is not JSON, `Invalid` for a vocabulary that is not a table of
@@ -243,8 +244,4 @@ impl AnswerWithNumbers {
 
 fn unset(file: &str) -> Error {
     Error::invalid("the answer needs it, and it is not set").in_field(file)
-}
-
-fn parsed<T: serde::de::DeserializeOwned>(text: &str, field: &str) -> cotensor_core::Result<T> {
-    serde_json::from_str(text).map_err(|error| Error::invalid(error.to_string()).in_field(field))
 }

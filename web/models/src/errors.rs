@@ -1,6 +1,7 @@
-//! Errors as JavaScript throws them.
+//! Errors as JavaScript throws them, and the check of its JSON.
 
 use cotensor_core::Error;
+use serde::de::DeserializeOwned;
 use wasm_bindgen::prelude::*;
 
 #[wasm_bindgen(raw_module = "../errors.js")]
@@ -20,4 +21,12 @@ impl From<Error> for CotensorError {
         // The names of the kinds are stable.
         Self::new(&format!("{:?}", error.kind()), &error.to_string())
     }
+}
+
+/// A value that JavaScript passes as JSON. `field` names it in errors.
+///
+/// # Errors
+/// `Invalid` for another JSON.
+pub(crate) fn parsed<T: DeserializeOwned>(text: &str, field: &str) -> cotensor_core::Result<T> {
+    serde_json::from_str(text).map_err(|error| Error::invalid(error.to_string()).in_field(field))
 }

@@ -1,6 +1,6 @@
 //! The family of a model, and the files of its stages.
 
-use crate::errors::Result;
+use crate::errors::{Result, parsed};
 use cotensor_core::{Error, size};
 use cotensor_pipeline::{User, default_task, has_class_of};
 use cotensor_preprocess::family::{
@@ -107,8 +107,7 @@ impl ModelFamily {
     /// `Invalid`; the error names the option.
     #[wasm_bindgen(js_name = checkOptions)]
     pub fn check_options(&self, user: &str) -> Result<()> {
-        let user: User =
-            serde_json::from_str(user).map_err(|error| Error::invalid(error.to_string()).in_field("options"))?;
+        let user: User = parsed(user, "options")?;
         user.check_limits(&user.name)?;
         Ok(user.check_task(self.family.task(&user.task)?)?)
     }

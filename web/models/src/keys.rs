@@ -2,7 +2,7 @@
 
 use crate::arrays::dtype;
 use crate::bytes::Bytes;
-use crate::errors::Result;
+use crate::errors::{Result, parsed};
 use cotensor_core::{ContentHash, Error, Layout, Space};
 use cotensor_graph::key::{self, Execution, StageIdentity};
 use serde::Deserialize;
@@ -58,7 +58,7 @@ impl Identity {
 /// `Invalid` for another text, for an unknown precision, and for a hash that does not have 64 digits.
 #[wasm_bindgen(js_name = stageKey)]
 pub fn stage_key(request: &str) -> Result<String> {
-    let request: KeyRequest = parsed(request)?;
+    let request: KeyRequest = parsed(request, "key")?;
     let before = request.before.as_ref().map(Engine::execution).transpose()?;
     let inputs = request.inputs.iter().map(|(name, digits)| Ok((name.as_str(), hash(digits, name)?)));
     let inputs = inputs.collect::<cotensor_core::Result<Vec<_>>>()?;
@@ -73,7 +73,7 @@ pub fn stage_key(request: &str) -> Result<String> {
 /// As [`stage_key`].
 #[wasm_bindgen(js_name = keyOnce)]
 pub fn key_once(identity: &str, label: &str, extra: Vec<String>) -> Result<String> {
-    let identity: Identity = parsed(identity)?;
+    let identity: Identity = parsed(identity, "key")?;
     let extra = extra.iter().map(|digits| hash(digits, "extra")).collect::<cotensor_core::Result<Vec<_>>>()?;
     Ok(identity.identity()?.key_once(label, &extra).to_string())
 }
@@ -158,10 +158,6 @@ impl ContentHasher {
     pub fn digest(&self) -> String {
         ContentHash::from_bytes(*self.0.finalize().as_bytes()).to_string()
     }
-}
-
-fn parsed<T: serde::de::DeserializeOwned>(text: &str) -> cotensor_core::Result<T> {
-    serde_json::from_str(text).map_err(|error| Error::invalid(error.to_string()).in_field("key"))
 }
 
 pub(crate) fn hash(digits: &str, field: &str) -> cotensor_core::Result<ContentHash> {

@@ -1,6 +1,6 @@
 //! The choice of tokens, one after the other.
 
-use crate::errors::Result;
+use crate::errors::{Result, parsed};
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::text::{TextProcessor, Tokens};
@@ -180,8 +180,7 @@ impl Generation {
     /// `Invalid` for a value out of range; the error names the user's option, or file and field. `Unsupported` for timestamps of a
     /// model without them.
     pub fn decode(&self, prompt: &[u32], request: &str, timestamps: bool) -> Result<Decoding> {
-        let request: DecodingRequest =
-            serde_json::from_str(request).map_err(|error| Error::invalid(error.to_string()).in_field("request"))?;
+        let request: DecodingRequest = parsed(request, "request")?;
         let asked = Request {
             user: &request.user,
             max_new_tokens: request.max_new_tokens,
