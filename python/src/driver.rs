@@ -192,12 +192,12 @@ impl Driver {
         Ok((place == Place::Device, moves))
     }
 
-    /// The operation runs. Returns moves for later operations.
+    /// The operation runs. Returns moves for later operations; :meth:`end` returns those that are left.
     fn running(&self, py: Python<'_>) -> PyResult<Option<Moves>> {
         self.moves(py, |driver, moves| driver.running(moves))
     }
 
-    /// The operation ran for ``elapsed_ns`` nanoseconds. Returns moves after it.
+    /// The operation ran for ``elapsed_ns`` nanoseconds. Returns moves for later operations, then those after it.
     fn end(&self, py: Python<'_>, elapsed_ns: u64) -> PyResult<Option<Moves>> {
         self.moves(py, |driver, moves| driver.end(elapsed_ns, moves))
     }
@@ -230,6 +230,12 @@ impl Driver {
         let mut state = self.lock(py)?;
         state.changed();
         Ok(state.driver.keep(tensor).is_ok())
+    }
+
+    /// Whether a tensor is on the device, or a move that was returned copies it there.
+    fn is_on_device(&self, py: Python<'_>, tensor: usize) -> PyResult<bool> {
+        let state = self.lock(py)?;
+        Ok(tensor < state.driver.sizes().len() && state.driver.is_on_device(tensor))
     }
 
     /// Bytes of the tensors on the device.

@@ -199,7 +199,8 @@ def test_each_allocation_in_turn_finds_no_memory(strategy, memory, training):
     model, plain = mlp(4), mlp(4)
     expected = plain(X)
     expected.square().sum().backward()
-    limit = memory.allocated_bytes + 8000
+    before = memory.allocated_bytes
+    limit = before + 8000
     with offload(model, "simulated", strategy=strategy, memory=limit) as session, torch.set_grad_enabled(training):
         for _ in range(3):
             model(X)
@@ -218,6 +219,9 @@ def test_each_allocation_in_turn_finds_no_memory(strategy, memory, training):
                 output.square().sum().backward()
                 for one, other in zip(model.parameters(), plain.parameters()):
                     torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-6)
+            del output
+            # All copies on the device are counted, also those that are made after a failure.
+            assert memory.allocated_bytes - before == session.stats()["used_bytes"]
         assert number > 3 and session.stats()["out_of_memory"] >= number
 
 

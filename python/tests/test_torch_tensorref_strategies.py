@@ -53,6 +53,30 @@ def test_pinned_keeps_the_first_weights(memory):
     check(model, y)
 
 
+def test_copies_that_follow_a_failed_one_are_counted(memory):
+    class All(Strategy):
+        def ahead(self, operation, uses):
+            return range(len(self.sizes))
+
+    for number in range(100):
+        model = mlp(4)
+        before = memory.allocated_bytes
+        with offload(model, "simulated", strategy=All()) as session, torch.no_grad():
+            memory.fail(1, after=number)
+            y = model[0](X)
+            result_bytes = y.untyped_storage().nbytes()
+            if memory.failing:
+                # There were fewer copies.
+                memory.fail(0)
+                break
+            assert session.stats()["out_of_memory"] == 1
+            assert memory.allocated_bytes - before - result_bytes == session.stats()["used_bytes"]
+        check(model[0], y)
+        del y
+        assert memory.allocated_bytes == before
+    assert number >= 8
+
+
 def test_the_strategy_cpu_copies_no_weight(memory):
     model = mlp(3)
     with offload(model, "simulated", strategy="cpu") as session:

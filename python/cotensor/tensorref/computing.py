@@ -62,12 +62,12 @@ class Computing:
             out = tensors(kwargs["out"])
             if any([tensor.is_cpu for tensor in out]):
                 return self._write(function, args, kwargs, out, uses)
-        weights = self._tensors.weights_of(uses)
-        if not weights and not on_device and not any([self._tensors.belongs(tensor) for tensor, _ in uses.values()]):
+        weights, others = self._tensors.weights_of(uses)
+        if not (weights or on_device or any([self._tensors.belongs(tensor) for tensor in others])):
             return self._factory(function, args, kwargs)
-        for tensor, part in uses.values():
+        for tensor in others:
             # One without dimensions may be on the host in any program.
-            if part is None and tensor.dim() and tensor not in self._tensors.marks:
+            if tensor.dim() and tensor not in self._tensors.marks:
                 self._tensors.read.add(tensor)
         with self._devices.lock:
             return self._execution.run(function, args, kwargs, uses, weights)

@@ -97,7 +97,6 @@ class Execution:
         result = self._device.run(function, args, kwargs, uses, mover)
         elapsed = time.perf_counter_ns() - started
         if weights:
-            mover.running()
             elapsed = self._measured(function.name, weights, elapsed, started, mover) if self._waits else elapsed
             mover.end(elapsed)
         return result, True, elapsed

@@ -71,18 +71,20 @@ class HostTensors:
             if tensor is not None and tensor in self.read and not self.belongs(tensor):
                 self.add("buffer", tensor)
 
-    def weights_of(self, uses: Uses) -> List[Weight]:
-        """The weights among the tensors of the host that an operation uses, which get their parts in ``uses``."""
+    def weights_of(self, uses: Uses) -> Tuple[List[Weight], List[torch.Tensor]]:
+        """The weights among the tensors of the host that an operation uses, which get their parts in ``uses``, and the others."""
         weights: List[Weight] = []
+        others: List[torch.Tensor] = []
         for key, (tensor, part) in uses.items():
             if part is None:
                 part = self.part(tensor)
                 if part is None:
+                    others.append(tensor)
                     continue
                 uses[key] = tensor, part
             if part.weight not in weights:
                 weights.append(part.weight)
-        return weights
+        return weights, others
 
     def part(self, tensor: torch.Tensor) -> Optional[Part]:
         """The part of a weight that a tensor of the host shows now. Parameters are weights from their first use on."""

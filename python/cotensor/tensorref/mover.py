@@ -89,13 +89,13 @@ class Mover:
         return number
 
     def running(self) -> None:
-        """Makes moves beside the operation that has started."""
+        """Makes moves beside an operation that takes long."""
         moves = self.driver.running()
         if moves:
             self.make(moves)
 
     def end(self, elapsed_ns: int) -> None:
-        """Makes moves after the operation."""
+        """The operation has started, and takes so long: makes moves for later ones, and those after it."""
         moves = self.driver.end(elapsed_ns)
         if moves:
             self.make(moves)
@@ -136,13 +136,16 @@ class Mover:
     def make(self, moves: _Moves) -> None:
         """Makes moves in their order."""
         for number, fetch in moves or ():
+            if fetch and not self.driver.is_on_device(number):
+                # It left for a copy before it, which found no memory.
+                continue
             weight = self.weights.all[number]
             move = Move(weight.name, weight.size_bytes, fetch, str(self.device))
             if not self.middlewares.may(move):
                 if fetch:
                     self.driver.discard(number)
                     continue
-                if self.driver.keep(number):
+                if weight.copy is not None and self.driver.keep(number):
                     continue
             if fetch:
                 self._fetch(weight)
@@ -185,7 +188,6 @@ class Mover:
             weight.drop()
             return part
         part = weight.part(view)
-        self.running()
         self.end(1)
         return part
 
