@@ -71,20 +71,7 @@ ALLOWED = {
 #: By crate or package: imports between folders, or between a folder and a file beside it, that make a circle. Each is (folder below the
 #: source folder, importing name, imported name). Do not add entries.
 AGAINST_ORDER = {
-    "cotensor-preprocess": [("", "family", "text")],
     "cotensor-graph": [("", "onnx", "low_bit")],
-    "cotensor-model": [
-        ("", "model", "quantize"),
-        ("", "pipeline", "quantize"),
-        ("", "weights", "quantize"),
-    ],
-    "cotensor-placement": [("", "simulator", "strategy")],
-    "cotensor-python": [
-        ("", "export", "store"),
-        ("", "import", "store"),
-        ("functions", "codec", "managed_object"),
-        ("functions", "codec", "remote_object"),
-    ],
     "web/src": [("", "models", "worker")],
 }
 

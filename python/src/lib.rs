@@ -15,6 +15,7 @@ mod errors;
 mod exception_args;
 mod export;
 mod functions;
+mod held_lease;
 mod import;
 mod imports;
 mod interrupt;

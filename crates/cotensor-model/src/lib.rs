@@ -13,6 +13,7 @@ pub mod model;
 pub mod pipeline;
 pub mod pool;
 pub mod quantize;
+mod quantized;
 pub mod stage;
 pub mod tensor;
 pub mod weights;

@@ -1,8 +1,9 @@
 use crate::bound::bound_ns;
+use crate::decision::Strategy;
 use crate::device::Device;
 use crate::divide::{divide, part};
 use crate::simulator::{Machine, Outcome};
-use crate::strategy::{AllCpu, Flow, Genoa, Lru, Pinned, Strategy};
+use crate::strategy::{AllCpu, Flow, Genoa, Lru, Pinned};
 use crate::time::Nanos;
 use crate::trace::Trace;
 use cotensor_core::{Error, Result};

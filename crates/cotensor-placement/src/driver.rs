@@ -1,5 +1,5 @@
-use crate::simulator::Memory;
-use crate::strategy::{Move, Place, Strategy, View};
+use crate::decision::{Move, Place, Strategy, View};
+use crate::memory::Memory;
 use crate::time::Nanos;
 use crate::trace::{Operation, TensorIndex};
 use cotensor_core::{Error, ErrorKind, Result};

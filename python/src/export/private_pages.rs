@@ -1,7 +1,7 @@
 //! The private mappings of one `Tensor` object.
 
 use super::tensor_mapping::TensorMapping;
-use crate::store::lease::HeldLease;
+use crate::held_lease::HeldLease;
 use cotensor_core::Result;
 use std::sync::{Arc, OnceLock};
 

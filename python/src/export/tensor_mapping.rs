@@ -1,6 +1,6 @@
 //! Private copy-on-write mappings of published tensors, for readers that may write in place.
 
-use crate::store::lease::HeldLease;
+use crate::held_lease::HeldLease;
 use cotensor::ErrorKind;
 use cotensor::core::Segment;
 use cotensor_core::Result;

@@ -2,9 +2,9 @@
 
 use super::call::Call;
 use super::codec::codec::Codec;
+use super::codec::managed_object::ManagedObject;
 use super::codec::path::ValuePath;
 use super::codec::tensor_format::TensorFormat;
-use super::managed_object::ManagedObject;
 use super::shutdown::{call_in_new_context, with_python};
 use crate::errors::{OrRaise, failure, raise};
 use crate::interrupt::seconds;

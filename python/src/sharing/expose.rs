@@ -3,8 +3,8 @@
 use crate::errors::OrRaise;
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
 use crate::export::private_pages::PrivatePages;
+use crate::held_lease::HeldLease;
 use crate::process::ProcessLocal;
-use crate::store::lease::HeldLease;
 use crate::store::tensor::Tensor;
 use cotensor_sharing::{SharedTensorView, ViewMemory};
 use pyo3::prelude::*;

@@ -1,10 +1,10 @@
 //! The published tensor of an array or an address.
 
-use super::lease::HeldLease;
 use super::tensor::Tensor;
 use crate::errors::OrRaise;
 use crate::export::private_pages::PrivatePages;
 use crate::export::tensor_mapping;
+use crate::held_lease::HeldLease;
 use crate::import::source::SourceArray;
 use cotensor::DType;
 use cotensor_core::Layout;

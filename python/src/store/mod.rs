@@ -11,7 +11,6 @@ pub(crate) mod holder;
 mod index;
 mod item;
 pub(crate) mod key;
-pub(crate) mod lease;
 pub(crate) mod lookup;
 pub(crate) mod manifest;
 mod mapping;

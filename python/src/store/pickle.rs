@@ -1,7 +1,7 @@
 //! Handles of tensors and stores for `pickle`. `cotensor._handles` opens them.
 
-use super::lease::HeldLease;
 use crate::errors::raise;
+use crate::held_lease::HeldLease;
 use cotensor::{Error, ErrorKind};
 use cotensor_client::ClientStore;
 use cotensor_core::Layout;

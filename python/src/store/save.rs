@@ -2,7 +2,7 @@
 
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
-use crate::store::lease::HeldLease;
+use crate::held_lease::HeldLease;
 use crate::store::store::Store;
 use cotensor::Error;
 use cotensor_formats::{Format, replace, write};

@@ -1,7 +1,6 @@
 //! A leased tensor.
 
 use super::index::slices;
-use super::lease::HeldLease;
 use super::pickle::{self, Reduced};
 use crate::args;
 use crate::dlpack::abi::HOST;
@@ -12,6 +11,7 @@ use crate::export::numpy::as_array;
 use crate::export::operators;
 use crate::export::private_pages::PrivatePages;
 use crate::export::tensor_mapping::TensorMapping;
+use crate::held_lease::HeldLease;
 use crate::import::gather;
 use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;

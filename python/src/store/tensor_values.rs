@@ -1,11 +1,11 @@
 //! The values of a tensor: as a number, as a tensor of another device or dtype, as an own copy.
 
 use super::item::item;
-use super::lease::HeldLease;
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use crate::export::operators;
 use crate::export::private_pages::PrivatePages;
+use crate::held_lease::HeldLease;
 use cotensor::{Error, LocalStore, Store};
 use cotensor_memory::LocalMemory;
 use cotensor_store::{CopyReason, TensorSpec, TensorStore};

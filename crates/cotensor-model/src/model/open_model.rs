@@ -2,7 +2,7 @@ use super::logit_scale::scale_of;
 use super::stage_loader::StageLoader;
 use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
-use crate::quantize::{QuantizeReport, QuantizedWeights};
+use crate::quantized::{QuantizeReport, QuantizedWeights};
 use crate::stage::Stage;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};

@@ -3,7 +3,7 @@
 use crate::engine::Engines;
 use crate::graph::Graph;
 use crate::graph::key::space_of;
-use crate::quantize::GraphReport;
+use crate::quantized::GraphReport;
 use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::{HashedWeights, StoredCodes};
 use cotensor_core::sync::lock;

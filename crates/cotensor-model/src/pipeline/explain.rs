@@ -3,7 +3,7 @@
 use super::adapted::{EncoderUse, encoder_use};
 use super::opened::model_of_user;
 use crate::model::{Model, Runtime};
-use crate::quantize::QuantizedWeights;
+use crate::quantized::QuantizedWeights;
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Hasher, Result};
 use cotensor_pipeline::{Pipeline, User};

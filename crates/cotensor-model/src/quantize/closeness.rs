@@ -1,5 +1,7 @@
 //! How close the embeddings of a quantized model are to those of the full one.
 
+use crate::quantized::{direction, dot};
+
 /// The nearest samples that are compared.
 const NEIGHBOURS: usize = 10;
 
@@ -33,16 +35,6 @@ impl Closeness {
 /// The rows with length 1. A row of zeros stays.
 fn normalized(rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
     rows.iter().map(|row| direction(row).unwrap_or_else(|| vec![0.0; row.len()])).collect()
-}
-
-/// A row with length 1; `None` for a row of zeros.
-pub(super) fn direction(row: &[f32]) -> Option<Vec<f64>> {
-    let length = row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-    (length > 0.0).then(|| row.iter().map(|value| f64::from(*value) / length).collect())
-}
-
-pub(super) fn dot(one: &[f64], other: &[f64]) -> f64 {
-    one.iter().zip(other).map(|(one, other)| one * other).sum()
 }
 
 /// The rows that are nearest to row `at`.

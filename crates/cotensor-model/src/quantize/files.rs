@@ -1,7 +1,7 @@
 //! The files of a model's folder.
 
-use super::report::REPORT_FILE;
 use crate::preprocess::family::variants;
+use crate::quantized::REPORT_FILE;
 use cotensor_core::{Error, Result};
 use std::ffi::OsStr;
 use std::fs;

@@ -3,12 +3,12 @@
 use super::files::{files_of, io, is_copied, is_full_precision, make_parent};
 use super::job::{Divided, Job};
 use super::options::QuantizeOptions;
-use super::report::{QuantizeReport, REPORT_FILE};
 use super::watch::Progress;
 use crate::folder::canonical_folder;
 use crate::model::checkpoint_of_scale;
 use crate::pipeline::Samples;
 use crate::preprocess::checkpoint::FILE as CHECKPOINT;
+use crate::quantized::{QuantizeReport, REPORT_FILE};
 use cotensor_core::{Error, FileStamp, Hasher, Result};
 use std::fs;
 use std::path::{Path, PathBuf};

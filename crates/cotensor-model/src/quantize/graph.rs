@@ -2,12 +2,12 @@
 
 use super::calibrate::{Calibration, Inputs};
 use super::options::QuantizeOptions;
-use super::origin::likeness;
 use super::plan::Choice;
-use super::report::{GraphReport, MatrixReport};
 use super::sensitivity::{Sensitivity, transposed};
 use super::write::{Encoded, write_codes};
 use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
+use crate::quantized::likeness;
+use crate::quantized::{GraphReport, MatrixReport};
 use crate::weights::read_weight;
 use cotensor_core::Result;
 use cotensor_core::elements::to_f32;

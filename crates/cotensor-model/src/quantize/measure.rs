@@ -1,12 +1,12 @@
 //! How far the outputs of quantized graphs are from those of the graphs of full precision.
 
 use super::closeness::Closeness;
-use super::report::OutputErrors;
 use super::watch::{Progress, run_samples};
 use crate::engine::{Engine, FileMode, LoadedGraph, Output, OutputAllocator, RtenEngine};
 use crate::graph::Port;
 use crate::pipeline::{Samples, argmax};
 use crate::preprocess::family::LOGITS;
+use crate::quantized::OutputErrors;
 use crate::tensor::TensorRef;
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Result};

@@ -1,9 +1,9 @@
 //! Writes a graph with codes in the place of its matrices.
 
-use super::origin::WeightsOrigin;
-use super::report::{GraphReport, Kept, MatrixReport};
 use super::writer::Writer;
 use crate::graph::{Content, Graph, LowBits, Matrix, Weight, WeightPlace};
+use crate::quantized::WeightsOrigin;
+use crate::quantized::{GraphReport, Kept, MatrixReport};
 use crate::weights::read_weight;
 use cotensor_core::{DType, Error, Result};
 use std::path::Path;

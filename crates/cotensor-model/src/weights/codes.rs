@@ -1,7 +1,7 @@
 //! What the tensors of quantized weights say about them: metadata of the blobs.
 
 use crate::graph::{Graph, Weight};
-use crate::quantize::{GraphReport, MatrixReport, OutputErrors, WeightsOrigin};
+use crate::quantized::{GraphReport, MatrixReport, OutputErrors, WeightsOrigin};
 use cotensor_store::METADATA_BYTES_MAX;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};

@@ -1,9 +1,9 @@
 use super::faults::Faults;
 use super::outcome::Outcome;
 use super::simulator::Simulator;
+use crate::decision::Strategy;
 use crate::device::Device;
 use crate::divide::elsewhere;
-use crate::strategy::Strategy;
 use crate::trace::Trace;
 use cotensor_core::{Error, Result};
 

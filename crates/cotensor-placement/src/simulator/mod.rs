@@ -6,13 +6,11 @@
 
 mod faults;
 mod machine;
-mod memory;
 mod outcome;
 mod queues;
 mod simulator;
 
 pub use faults::{Faults, Theft};
 pub use machine::Machine;
-pub(crate) use memory::Memory;
 pub use outcome::{Outcome, Sample};
 pub use simulator::Simulator;

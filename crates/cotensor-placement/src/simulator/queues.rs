@@ -1,5 +1,5 @@
-use super::memory::Memory;
 use crate::device::Device;
+use crate::memory::Memory;
 use crate::time::Nanos;
 use crate::trace::TensorIndex;
 use std::collections::VecDeque;

@@ -1,9 +1,9 @@
 use super::faults::Faults;
-use super::memory::Memory;
 use super::outcome::{Outcome, Sample};
 use super::queues::Queues;
+use crate::decision::{Move, Place, Strategy, View};
 use crate::device::Device;
-use crate::strategy::{Move, Place, Strategy, View};
+use crate::memory::Memory;
 use crate::time::Nanos;
 use crate::trace::{Operation, Trace};
 use cotensor_core::{Error, ErrorKind, Result};

@@ -1,4 +1,4 @@
-use super::strategy::{Move, Place, Strategy, View};
+use crate::decision::{Move, Place, Strategy, View};
 use crate::trace::Operation;
 
 /// Runs every operation on the host.

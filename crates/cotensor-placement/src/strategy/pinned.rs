@@ -1,4 +1,4 @@
-use super::strategy::{Move, Place, Strategy, View};
+use crate::decision::{Move, Place, Strategy, View};
 use crate::device::Device;
 use crate::time::Nanos;
 use crate::trace::{Operation, TensorIndex, Trace};

@@ -2,7 +2,6 @@
 
 use super::definition::{BlockFields, Family, StageDef};
 use super::source::Medium;
-use crate::text::scaled_positions;
 use cotensor_core::{Error, Result};
 use cotensor_graph::{BlockEnd, DecoderSize, EncoderSize, Graph};
 use serde_json::Value;
@@ -179,6 +178,27 @@ impl StageDef {
         let media = [Medium::Audio, Medium::Image, Medium::Text];
         media.into_iter().filter(|medium| self.reads(*medium)).collect()
     }
+}
+
+/// Scalings of rotary positions that multiply the number of positions in the same object. Other types (`llama3`, `longrope`)
+/// state the extended number there.
+const MULTIPLYING: [&str; 3] = ["linear", "dynamic", "yarn"];
+
+/// The number of positions in `field` of this object, with the scaling of rotary positions beside it, as vLLM computes it: the
+/// factor times `original_max_position_embeddings`, or times the field.
+pub(crate) fn scaled_positions(config: &Value, field: &str) -> Option<u64> {
+    let plain = config.get(field)?.as_u64()?;
+    // Gemma 3 states the extended number.
+    let is_gemma = config.get("model_type").and_then(Value::as_str).is_some_and(|name| name.starts_with("gemma3"));
+    let scaling = ["rope_scaling", "rope_parameters"].iter().find_map(|name| config.get(*name)?.as_object());
+    let Some(scaling) = scaling.filter(|_| !is_gemma) else { return Some(plain) };
+    let name = ["rope_type", "type"].iter().find_map(|name| scaling.get(*name)?.as_str());
+    if !name.is_some_and(|name| MULTIPLYING.contains(&name)) {
+        return Some(plain);
+    }
+    let original = scaling.get("original_max_position_embeddings").and_then(Value::as_u64).unwrap_or(plain);
+    let factor = scaling.get("factor").and_then(Value::as_f64).filter(|&factor| factor >= 1.0).unwrap_or(1.0);
+    Some((original as f64 * factor) as u64)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod tables;
 mod task;
 mod variant;
 
+pub(crate) use config::scaled_positions;
 pub use config::{CONFIG_FILE, ModelConfig};
 pub use definition::{
     BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef, Variant,

@@ -22,7 +22,6 @@ pub use chat::ChatTemplate;
 pub use ctc::CtcDecoder;
 pub use logit_score::LogitScore;
 pub use pooling::normalized;
-pub(crate) use positions::scaled_positions;
 pub use positions::{position_limit, positions_depend_on_length};
 pub use score::ScoreFunction;
 pub use sentence::SentenceProcessor;

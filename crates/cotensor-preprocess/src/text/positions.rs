@@ -1,5 +1,6 @@
 //! The most tokens that the positions of a model allow.
 
+use crate::family::scaled_positions;
 use cotensor_core::{Error, Result};
 use serde_json::Value;
 
@@ -61,27 +62,6 @@ pub fn positions_depend_on_length(config: &Value) -> bool {
     // nomic-bert's name of the factor.
     name.is_some_and(|name| ["dynamic", "longrope"].contains(&name))
         || config.get("rotary_scaling_factor").is_some_and(Value::is_number)
-}
-
-/// Scalings of rotary positions that multiply the number of positions in the same object. Other types (`llama3`, `longrope`)
-/// state the extended number there.
-const MULTIPLYING: [&str; 3] = ["linear", "dynamic", "yarn"];
-
-/// The number of positions in `field` of this object, with the scaling of rotary positions beside it, as vLLM computes it: the
-/// factor times `original_max_position_embeddings`, or times the field.
-pub(crate) fn scaled_positions(config: &Value, field: &str) -> Option<u64> {
-    let plain = config.get(field)?.as_u64()?;
-    // Gemma 3 states the extended number.
-    let is_gemma = config.get("model_type").and_then(Value::as_str).is_some_and(|name| name.starts_with("gemma3"));
-    let scaling = ["rope_scaling", "rope_parameters"].iter().find_map(|name| config.get(*name)?.as_object());
-    let Some(scaling) = scaling.filter(|_| !is_gemma) else { return Some(plain) };
-    let name = ["rope_type", "type"].iter().find_map(|name| scaling.get(*name)?.as_str());
-    if !name.is_some_and(|name| MULTIPLYING.contains(&name)) {
-        return Some(plain);
-    }
-    let original = scaling.get("original_max_position_embeddings").and_then(Value::as_u64).unwrap_or(plain);
-    let factor = scaling.get("factor").and_then(Value::as_f64).filter(|&factor| factor >= 1.0).unwrap_or(1.0);
-    Some((original as f64 * factor) as u64)
 }
 
 #[cfg(test)]

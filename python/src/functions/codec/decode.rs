@@ -1,11 +1,11 @@
 //! Values that crossed processes to Python values.
 
 use super::codec::Codec;
+use super::managed_object::ManagedObject;
 use super::markers::{NUMPY_SCALAR, ORDERED_DICT, PICKLE};
+use super::remote_object::RemoteObject;
 use super::tensor_format::TensorFormat;
 use crate::errors::{OrRaise, raise};
-use crate::functions::managed_object::ManagedObject;
-use crate::functions::remote_object::RemoteObject;
 use crate::imports::Torch;
 use crate::store::tensor::Tensor;
 use cotensor::{Error, ErrorKind, Lease, Store};

@@ -1,15 +1,15 @@
 //! Python values to values that cross processes.
 
 use super::codec::Codec;
+use super::managed_object::ManagedObject;
 use super::markers::{NUMPY_SCALAR, ORDERED_DICT, PICKLE, RESERVED_KEYS, marked};
 use super::path::ValuePath;
+use super::remote_object::RemoteObject;
 use crate::errors::{OrRaise, raise};
 use crate::export::dtype::is_dtype;
-use crate::functions::managed_object::ManagedObject;
-use crate::functions::remote_object::RemoteObject;
+use crate::held_lease::HeldLease;
 use crate::import::source::SourceArray;
 use crate::imports::{Numpy, Torch};
-use crate::store::lease::HeldLease;
 use crate::store::lookup::lease_of;
 use crate::store::tensor::Tensor;
 use cotensor::Error;

@@ -4,6 +4,8 @@
 pub(super) mod codec;
 mod decode;
 mod encode;
+pub(super) mod managed_object;
 pub(super) mod markers;
 pub(super) mod path;
+pub(super) mod remote_object;
 pub(super) mod tensor_format;

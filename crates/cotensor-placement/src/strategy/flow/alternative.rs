@@ -1,4 +1,5 @@
-use crate::strategy::{AllCpu, Genoa, Lru, Pinned, Strategy};
+use crate::decision::Strategy;
+use crate::strategy::{AllCpu, Genoa, Lru, Pinned};
 
 /// A strategy without a plan, which [`Flow`](super::Flow) follows in a phase where it takes less time than the plan.
 ///

@@ -3,9 +3,10 @@ use super::follow::Follower;
 use super::phase::Phase;
 use super::varying::Varying;
 use crate::bound::bound_ns;
+use crate::decision::{Move, Place, Strategy, View};
 use crate::device::Device;
 use crate::simulator::{Faults, Simulator};
-use crate::strategy::{AllCpu, Genoa, Lru, Move, Pinned, Place, Strategy, View};
+use crate::strategy::{AllCpu, Genoa, Lru, Pinned};
 use crate::time::Nanos;
 use crate::trace::{Operation, Trace};
 

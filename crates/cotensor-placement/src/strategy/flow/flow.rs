@@ -2,9 +2,9 @@ use super::follow::Follower;
 use super::phases::Phases;
 use super::recorder::Recorder;
 use crate::cache::TinyLfu;
+use crate::decision::{Expected, Move, Place, Strategy, View};
 use crate::device::Device;
 use crate::plan::Plan;
-use crate::strategy::{Expected, Move, Place, Strategy, View};
 use crate::time::Nanos;
 use crate::trace::Operation;
 

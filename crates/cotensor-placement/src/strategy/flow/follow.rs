@@ -1,7 +1,7 @@
 use super::alternative::Alternative;
 use super::phase::Phase;
 use super::varying::Varying;
-use crate::strategy::{Expected, Move, Place, View};
+use crate::decision::{Expected, Move, Place, View};
 use crate::time::Nanos;
 use crate::trace::{Operation, TensorIndex};
 

@@ -3,9 +3,9 @@ use super::follow::Follower;
 use super::phase::Phase;
 use super::recurring::RecurringOperations;
 use super::varying::Varying;
+use crate::decision::View;
 use crate::device::Device;
 use crate::plan::Planner;
-use crate::strategy::View;
 use crate::trace::{Operation, TensorIndex};
 use std::collections::{HashMap, HashSet};
 

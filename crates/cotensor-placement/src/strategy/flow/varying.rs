@@ -1,6 +1,6 @@
 use crate::cache::Blend;
+use crate::decision::View;
 use crate::device::Device;
-use crate::strategy::View;
 use crate::time::Nanos;
 use crate::trace::{Operation, TensorIndex};
 use std::collections::VecDeque;

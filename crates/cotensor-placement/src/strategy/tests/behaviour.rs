@@ -1,8 +1,9 @@
 //! What each strategy does on small loops.
 
 use super::all;
+use crate::decision::{Expected, Move, Place, Strategy, View};
 use crate::simulator::{Faults, Simulator, Theft};
-use crate::strategy::{Expected, Flow, FlowState, Move, Pinned, Place, Strategy, View};
+use crate::strategy::{Flow, FlowState, Pinned};
 use crate::trace::{Operation, Tensor, Trace, cyclic};
 use crate::{Device, measure};
 

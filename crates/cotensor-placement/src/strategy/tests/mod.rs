@@ -3,7 +3,8 @@ mod behaviour;
 mod properties;
 mod routed;
 
-use super::{Flow, Genoa, Lru, Pinned, Strategy};
+use super::{Flow, Genoa, Lru, Pinned};
+use crate::decision::Strategy;
 use crate::{Device, Trace};
 
 /// The strategies that use a device.

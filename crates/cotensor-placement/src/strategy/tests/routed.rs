@@ -2,9 +2,10 @@
 
 use crate::Device;
 use crate::cache::policies::{fixed, lfu, lru};
+use crate::decision::Strategy;
 use crate::random::Random;
 use crate::simulator::{Faults, Outcome, Simulator};
-use crate::strategy::{Flow, FlowState, Genoa, Lru, Strategy};
+use crate::strategy::{Flow, FlowState, Genoa, Lru};
 use crate::trace::{Operation, Routing, Tensor, Trace};
 
 const LAYERS: usize = 4;

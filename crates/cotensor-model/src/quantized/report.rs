@@ -58,7 +58,7 @@ impl QuantizeReport {
 }
 
 /// The mean bits of a weight that is a code.
-pub(super) fn bits_per_weight(graphs: &[GraphReport]) -> f64 {
+pub(crate) fn bits_per_weight(graphs: &[GraphReport]) -> f64 {
     let matrices = || graphs.iter().flat_map(|graph| &graph.matrices);
     let elements = |rows: usize, columns: usize| (rows * columns) as f64;
     let bits: f64 = matrices().map(|one| elements(one.rows, one.columns) * one.bits_per_weight).sum();

@@ -51,7 +51,7 @@ impl Memory {
         self.leaving_bytes
     }
 
-    pub(super) fn peak(&self) -> u64 {
+    pub(crate) fn peak(&self) -> u64 {
         self.peak_bytes
     }
 
@@ -68,7 +68,7 @@ impl Memory {
         matches!(self.residencies[tensor], Residency::Host | Residency::Leaving | Residency::Changing)
     }
 
-    pub(super) fn is_changed(&self, tensor: TensorIndex) -> bool {
+    pub(crate) fn is_changed(&self, tensor: TensorIndex) -> bool {
         self.residencies[tensor] == Residency::OnDevice { changed: true }
     }
 
@@ -111,25 +111,25 @@ impl Memory {
     }
 
     /// The copy to the host has ended.
-    pub(super) fn left(&mut self, tensor: TensorIndex) {
+    pub(crate) fn left(&mut self, tensor: TensorIndex) {
         self.residencies[tensor] = Residency::Host;
         self.leaving_bytes -= self.sizes[tensor];
         self.tensors_bytes -= self.sizes[tensor];
     }
 
-    pub(super) fn changed(&mut self, tensor: TensorIndex) {
+    pub(crate) fn changed(&mut self, tensor: TensorIndex) {
         self.residencies[tensor] = Residency::OnDevice { changed: true };
     }
 
     /// An operation on the host starts to change tensors that are there only, or ends.
-    pub(super) fn change_on_host(&mut self, tensors: &[TensorIndex], start: bool) {
+    pub(crate) fn change_on_host(&mut self, tensors: &[TensorIndex], start: bool) {
         for &tensor in tensors {
             self.residencies[tensor] = if start { Residency::Changing } else { Residency::Host };
         }
     }
 
     /// Takes the workspace of an operation that starts. All its tensors must have landed.
-    pub(super) fn start(&mut self, uses: &[TensorIndex], workspace_bytes: u64) -> Result<()> {
+    pub(crate) fn start(&mut self, uses: &[TensorIndex], workspace_bytes: u64) -> Result<()> {
         for &tensor in uses {
             self.expect(tensor, self.is_on_device(tensor), "is used before its copy has landed")?;
         }
@@ -138,12 +138,12 @@ impl Memory {
         Ok(())
     }
 
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.workspace_bytes = 0;
     }
 
     /// Bytes of copies under way, which cannot be freed now.
-    pub(super) fn moving(&self) -> u64 {
+    pub(crate) fn moving(&self) -> u64 {
         let moving = |residency: &Residency| matches!(residency, Residency::Arriving | Residency::Leaving);
         self.residencies.iter().zip(&self.sizes).filter(|(residency, _)| moving(residency)).map(|(_, size)| size).sum()
     }

@@ -1,6 +1,5 @@
 //! Whether weights are trained, by the weights themselves: rows of random numbers have no direction in common, rows of a trained matrix have.
 
-use super::closeness::{direction, dot};
 use serde::{Deserialize, Serialize};
 
 /// The rows of a matrix that are compared.
@@ -31,7 +30,7 @@ impl WeightsOrigin {
     }
 
     /// Of matrices with these [`likeness`]es: by that of the middle one. `None` without matrices, and in doubt.
-    pub(super) fn of(mut likenesses: Vec<f64>) -> Option<Self> {
+    pub(crate) fn of(mut likenesses: Vec<f64>) -> Option<Self> {
         likenesses.sort_by(f64::total_cmp);
         match *likenesses.get(likenesses.len() / 2)? {
             found if found <= RANDOM_MAX => Some(Self::Seeded),
@@ -43,7 +42,7 @@ impl WeightsOrigin {
 
 /// By how many standard deviations the squared cosines of pairs of rows are larger than those of random rows in the mean. `None` for too
 /// few rows, and for rows of zeros.
-pub(super) fn likeness(values: &[f32], columns: usize) -> Option<f64> {
+pub(crate) fn likeness(values: &[f32], columns: usize) -> Option<f64> {
     let rows: Vec<&[f32]> = values.chunks_exact(columns).collect();
     let step = rows.len().div_ceil(ROWS_MAX).max(1);
     let rows: Vec<Vec<f64>> = rows.into_iter().step_by(step).filter_map(direction).collect();
@@ -59,6 +58,17 @@ pub(super) fn likeness(values: &[f32], columns: usize) -> Option<f64> {
     // The squared cosine of independent directions is 1 / columns in the mean, and has a variance of 2 / columns² or less.
     let pairs = (rows.len() * (rows.len() - 1) / 2) as f64;
     Some((sum / pairs * columns as f64 - 1.0) * (pairs / 2.0).sqrt())
+}
+
+/// A row with length 1; `None` for a row of zeros.
+pub(crate) fn direction(row: &[f32]) -> Option<Vec<f64>> {
+    let length = row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+    (length > 0.0).then(|| row.iter().map(|value| f64::from(*value) / length).collect())
+}
+
+/// The product of two rows of equal length.
+pub(crate) fn dot(one: &[f64], other: &[f64]) -> f64 {
+    one.iter().zip(other).map(|(one, other)| one * other).sum()
 }
 
 #[cfg(test)]

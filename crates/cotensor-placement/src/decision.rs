@@ -1,4 +1,6 @@
-use crate::simulator::Memory;
+//! The decisions of a strategy, and what it sees for them.
+
+use crate::memory::Memory;
 use crate::time::Nanos;
 use crate::trace::{Operation, TensorIndex};
 

@@ -1,36 +1,36 @@
 //! Objects of this process that other processes reference.
 
-use super::call::Call;
-use super::codec::codec::Codec;
-use super::codec::markers::{METHOD, marked};
-use super::codec::path::ValuePath;
-use super::shutdown::{call_in_new_context, with_python};
+use super::codec::Codec;
+use super::markers::{METHOD, marked};
+use super::path::ValuePath;
 use crate::errors::failure;
+use crate::functions::call::Call;
+use crate::functions::shutdown::{call_in_new_context, with_python};
 use crate::imports::Torch;
 use cotensor_functions::{Arguments, Context, Failure, Managed, Object, Value};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 /// A Python object of this process that other processes reference. They can call the object and its public methods.
-pub(super) struct ManagedObject {
+pub(crate) struct ManagedObject {
     object: Py<PyAny>,
     codec: Codec,
 }
 
 impl ManagedObject {
-    pub(super) fn new(object: Py<PyAny>, codec: Codec) -> Self {
+    pub(crate) fn new(object: Py<PyAny>, codec: Codec) -> Self {
         Self { object, codec }
     }
 
-    pub(super) fn object(&self, py: Python<'_>) -> Py<PyAny> {
+    pub(crate) fn object(&self, py: Python<'_>) -> Py<PyAny> {
         self.object.clone_ref(py)
     }
 }
 
 /// Asks for an attribute: its value, or the mark of a method.
-pub(super) const ATTRIBUTE: &str = "__getattribute__";
+pub(crate) const ATTRIBUTE: &str = "__getattribute__";
 /// Asks for the names of the attributes.
-pub(super) const NAMES: &str = "__dir__";
+pub(crate) const NAMES: &str = "__dir__";
 
 /// Whether callers see an attribute of this name. No private names, and no path from a method to other objects.
 fn is_public(name: &str) -> bool {

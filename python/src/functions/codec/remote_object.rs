@@ -1,10 +1,10 @@
 //! References to objects of other processes.
 
-use super::call::Call;
-use super::codec::codec::Codec;
-use super::codec::markers::METHOD;
+use super::codec::Codec;
 use super::managed_object::{ATTRIBUTE, NAMES};
+use super::markers::METHOD;
 use crate::errors::{OrRaise, raise};
+use crate::functions::call::Call;
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
