@@ -71,7 +71,6 @@ ALLOWED = {
 #: By crate or package: imports between folders, or between a folder and a file beside it, that make a circle. Each is (folder below the
 #: source folder, importing name, imported name). Do not add entries.
 AGAINST_ORDER = {
-    "cotensor-graph": [("", "onnx", "low_bit")],
     "web/src": [("", "models", "worker")],
 }
 

@@ -8,6 +8,7 @@ mod behaviour;
 mod block;
 mod build;
 mod casts;
+mod coded_product;
 mod constants;
 pub mod content;
 mod cut;

@@ -2,7 +2,7 @@ use super::constants::Constants;
 use super::files::GraphFiles;
 use super::proto::{normal_domain, port, visit_nodes};
 use super::types::{Port, Weight, WeightPlace};
-use super::{casts, declared, fingerprint, initializer, low_bit, shapes, ties, transpose, wire};
+use super::{casts, coded_product, declared, fingerprint, initializer, shapes, ties, transpose, wire};
 use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use std::collections::{BTreeSet, HashSet};
@@ -44,7 +44,7 @@ impl Graph {
         initializer::detach(graph, &weights);
         refuse_nested_external_data(graph)?;
         shapes::refuse_enormous(graph)?;
-        low_bit::check(graph)?;
+        coded_product::check(graph)?;
 
         let ports = |values: &[ValueInfoProto]| values.iter().map(port).collect::<Result<Vec<_>>>();
         let mut inputs = ports(&graph.input)?;
@@ -192,7 +192,7 @@ impl Graph {
 
     /// A product by codes whose tensors are not constants, so that reading the graph did not check that they fit its attributes.
     pub fn unchecked_product(&self) -> Option<String> {
-        low_bit::unchecked(self.graph())
+        coded_product::unchecked(self.graph())
     }
 
     /// The imported operator sets: domain (empty for ONNX's own) and version.

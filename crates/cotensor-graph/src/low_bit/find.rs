@@ -1,7 +1,7 @@
 //! The matrices of a graph that codes can replace.
 
-use super::node::has_products;
 use super::rotation::is_rotation;
+use crate::coded_product::has_products;
 use crate::onnx::{Graph, IR_VERSION_MIN};
 use crate::proto::{defined_twice, integer, operator, visit_graphs, visit_nodes};
 use crate::types::{Port, Weight};

@@ -1,10 +1,9 @@
 //! Products by codes that an engine does not have, or would expand, as products by codes of 4 bits.
 
-use super::MICROSOFT;
-use super::node::{Shape, is_product};
 use super::product::{float_scales, sums_of_groups};
 use super::rules::CodeRules;
 use crate::build::Builder;
+use crate::coded_product::{MICROSOFT, Shape, is_product};
 use crate::constants::Constants;
 use crate::initializer::detach;
 use crate::onnx::Graph;

@@ -1,9 +1,9 @@
 //! Products by codes of `float16` that become sums, for an engine that computes with the types of the graph.
 
-use super::node::{BIAS, GROUP_INDICES, Shape, Zeros, bias, given, is_product, zeros_of};
 use super::product::{constant_zeros, scales_of_type};
 use super::rules::CodeRules;
 use crate::build::{Builder, int};
+use crate::coded_product::{BIAS, GROUP_INDICES, Shape, Zeros, bias, given, is_product, zeros_of};
 use crate::onnx::Graph;
 use rten_onnx::onnx::{DataType, NodeProto};
 use std::collections::HashMap;

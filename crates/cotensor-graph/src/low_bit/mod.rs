@@ -19,12 +19,10 @@
 //! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_codes`](crate::Graph::fit_codes)
 //! makes nodes that an engine does not have, or would run by expanding the matrix, products of 4-bit codes, with equal results.
 
-mod check;
 mod codes;
 mod find;
 mod fit;
 mod halves;
-mod node;
 mod product;
 mod replace;
 mod rotation;
@@ -33,14 +31,8 @@ mod table;
 mod tensors;
 mod zero_points;
 
-pub(crate) use check::{check, unchecked};
 pub use codes::{Content, LowBits};
 pub use find::Matrix;
 pub use replace::LowBitGraph;
 pub use rules::{CodeForm, CodeRules};
 pub use tensors::CodedProduct;
-
-/// The domain of `MatMulNBits`.
-const MICROSOFT: &str = "com.microsoft";
-/// The domain of `MatMulNBits` with 3 bits.
-const COTENSOR: &str = "cotensor";

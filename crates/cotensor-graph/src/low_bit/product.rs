@@ -1,11 +1,10 @@
 //! Products by codes.
 
 use super::codes::{LowBits, Names};
-use super::node::{ZERO_POINTS, Zeros, given, is_product};
 use super::rotation::rotated;
 use super::rules::CodeRules;
-use super::{COTENSOR, MICROSOFT};
 use crate::build::{Builder, int};
+use crate::coded_product::{COTENSOR, MICROSOFT, ZERO_POINTS, Zeros, given, is_product};
 use crate::constants::Constants;
 use crate::proto::visit_nodes;
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};

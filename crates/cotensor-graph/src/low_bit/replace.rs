@@ -2,8 +2,9 @@
 
 use super::codes::{Content, LowBits, Names};
 use super::find::{Matrix, Use};
-use super::{COTENSOR, MICROSOFT, product, table};
+use super::{product, table};
 use crate::build::{Builder, int, ints};
+use crate::coded_product::{COTENSOR, MICROSOFT};
 use crate::initializer;
 use crate::onnx::Graph;
 use crate::types::{Weight, WeightPlace, WeightSource};

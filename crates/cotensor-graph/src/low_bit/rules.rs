@@ -1,6 +1,6 @@
 //! The products by codes that an engine multiplies as they are.
 
-use super::node::{Shape, Zeros, bias};
+use crate::coded_product::{Shape, Zeros, bias};
 use crate::onnx::Graph;
 use crate::proto::integer;
 use rten_onnx::onnx::NodeProto;

@@ -1,6 +1,6 @@
 //! The tensors that products by codes read.
 
-use super::node::{Shape, is_product};
+use crate::coded_product::{Shape, is_product};
 use crate::onnx::Graph;
 use crate::proto::visit_nodes;
 

@@ -1,10 +1,10 @@
 //! Products by codes with zero points, for an engine that has none, or not these.
 
-use super::node::{GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, given, is_product, zeros_of};
 use super::product::{constant_zeros, float_scales, sums_of_groups};
 use super::rules::CodeRules;
 use super::table::split;
 use crate::build::Builder;
+use crate::coded_product::{GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, given, is_product, zeros_of};
 use crate::onnx::Graph;
 use rten_onnx::onnx::NodeProto;
 

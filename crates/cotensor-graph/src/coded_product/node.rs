@@ -9,25 +9,25 @@ use std::collections::HashMap;
 const GROUP_MAX: usize = 1 << 16;
 
 /// A product by codes.
-pub(super) struct Shape {
-    pub(super) bits: u32,
+pub(crate) struct Shape {
+    pub(crate) bits: u32,
     /// Elements of a group.
-    pub(super) group: usize,
+    pub(crate) group: usize,
     /// The columns of the result.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
     /// Groups of a row.
-    pub(super) groups: usize,
+    pub(crate) groups: usize,
     /// Whether the last group of a row is a whole one.
-    pub(super) is_whole: bool,
+    pub(crate) is_whole: bool,
 }
 
 /// Whether a node is a product by codes.
-pub(super) fn is_product(node: &NodeProto) -> bool {
+pub(crate) fn is_product(node: &NodeProto) -> bool {
     node.op_type.as_deref() == Some("MatMulNBits") && matches!(node.domain.as_deref(), Some(MICROSOFT | COTENSOR))
 }
 
 /// Whether a graph or one of its subgraphs has a product by codes.
-pub(super) fn has_products(graph: &GraphProto) -> bool {
+pub(crate) fn has_products(graph: &GraphProto) -> bool {
     let mut found = false;
     visit_nodes(graph, &mut |node| found |= is_product(node));
     found
@@ -38,7 +38,7 @@ impl Shape {
     ///
     /// # Errors
     /// The attribute that is missing or not possible.
-    pub(super) fn of(node: &NodeProto) -> Result<Self, &'static str> {
+    pub(crate) fn of(node: &NodeProto) -> Result<Self, &'static str> {
         let number = |name: &'static str| {
             let found = integer(node, name).and_then(|value| usize::try_from(value).ok());
             found.filter(|value| *value > 0).ok_or(name)
@@ -59,12 +59,12 @@ impl Shape {
     }
 
     /// Whether the product can be a sum of products of 4 bits.
-    pub(super) fn can_be_a_sum(&self) -> bool {
+    pub(crate) fn can_be_a_sum(&self) -> bool {
         matches!(self.bits, 2 | 4 | 8) && self.is_whole
     }
 
     /// The dimensions of the codes; `None` beyond what can be addressed.
-    pub(super) fn codes(&self) -> Option<[i64; 3]> {
+    pub(crate) fn codes(&self) -> Option<[i64; 3]> {
         let bytes = (self.group * self.bits as usize).div_ceil(8);
         let dims = [self.rows, self.groups, bytes].map(|dim| i64::try_from(dim).ok());
         Some([dims[0]?, dims[1]?, dims[2]?])
@@ -72,13 +72,13 @@ impl Shape {
 }
 
 /// The inputs of the operator after the scales.
-pub(super) const ZERO_POINTS: usize = 3;
-pub(super) const GROUP_INDICES: usize = 4;
-pub(super) const BIAS: usize = 5;
+pub(crate) const ZERO_POINTS: usize = 3;
+pub(crate) const GROUP_INDICES: usize = 4;
+pub(crate) const BIAS: usize = 5;
 
 /// The zero points of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Zeros {
+pub(crate) enum Zeros {
     /// Codes.
     Packed,
     /// Numbers.
@@ -86,13 +86,13 @@ pub(super) enum Zeros {
 }
 
 impl Zeros {
-    pub(super) fn of(is_packed: bool) -> Self {
+    pub(crate) fn of(is_packed: bool) -> Self {
         if is_packed { Self::Packed } else { Self::Float }
     }
 }
 
 /// The zero points of a product, of which the constants are `known`. `None` for others.
-pub(super) fn zeros_of(node: &NodeProto, known: &HashMap<String, Zeros>) -> Option<Option<Zeros>> {
+pub(crate) fn zeros_of(node: &NodeProto, known: &HashMap<String, Zeros>) -> Option<Option<Zeros>> {
     match given(node, ZERO_POINTS) {
         Some(name) => known.get(name).map(|zeros| Some(*zeros)),
         None => Some(None),
@@ -100,11 +100,11 @@ pub(super) fn zeros_of(node: &NodeProto, known: &HashMap<String, Zeros>) -> Opti
 }
 
 /// The bias of a product.
-pub(super) fn bias(node: &NodeProto) -> Option<&str> {
+pub(crate) fn bias(node: &NodeProto) -> Option<&str> {
     given(node, BIAS)
 }
 
 /// An input of a node, if it has one.
-pub(super) fn given(node: &NodeProto, at: usize) -> Option<&str> {
+pub(crate) fn given(node: &NodeProto, at: usize) -> Option<&str> {
     node.input.get(at).map(String::as_str).filter(|name| !name.is_empty())
 }
