@@ -13,8 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How long [`until`] waits before it fails: far longer than any condition takes.
-pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+pub use cotensor_core::testing::{WAIT_TIMEOUT, until};
 
 /// A daemon that serves in a thread of this process. Dropping it stops the daemon.
 pub struct Running {
@@ -112,16 +111,4 @@ pub fn put(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
     let mut reservation = store.reserve(spec(name, bytes.len()), &store.holder("")).unwrap();
     reservation.write(bytes, CopyReason::Put).unwrap();
     reservation.publish().unwrap()
-}
-
-/// Waits until `done` returns true.
-///
-/// # Panics
-/// With `what` when it does not after [`WAIT_TIMEOUT`].
-pub fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < WAIT_TIMEOUT, "timed out: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }

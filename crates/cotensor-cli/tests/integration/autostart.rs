@@ -1,6 +1,6 @@
 //! Daemons that commands start in the background.
 
-use crate::support::Daemon;
+use crate::support::{Daemon, until};
 use cotensor::core::{DType, ErrorKind};
 use cotensor::store::{CopyReason, TensorSpec, TensorStore};
 use cotensor_client::{ClientStore, ClientStoreBuilder, DaemonProgram};
@@ -186,11 +186,7 @@ fn client_whose_daemon_was_stopped_starts_the_next_one_when_it_calls() {
     assert_eq!(before.bytes(), Some(&[1, 2, 3, 4][..]), "mappings outlive the daemon");
     assert_eq!(store.get("before", &store.holder("")).unwrap_err().kind(), ErrorKind::NotFound);
     // An idle client finds the next daemon by itself.
-    let start = Instant::now();
-    while idle.epoch() != store.epoch() {
-        assert!(start.elapsed() < Duration::from_secs(60), "the idle client does not reconnect");
-        std::thread::yield_now();
-    }
+    until("the idle client reconnects", || idle.epoch() == store.epoch());
     // Both processes die at once.
     let status = place.status();
     let kill = |process: &str| Command::new("kill").args(["-9", &status[process].to_string()]).status().unwrap();

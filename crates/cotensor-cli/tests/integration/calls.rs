@@ -1,12 +1,12 @@
 //! `call` and `tasks` with a daemon, a provider and a command in separate processes.
 
-use crate::support::Daemon;
+use crate::support::{Daemon, until};
 use cotensor::core::DType;
 use cotensor_client::ClientStore;
 use cotensor_functions::{Arguments, Context, Failure, Managed, Object, Options, Provider, Value};
 use serde_json::{Value as Json, json};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 struct Thing;
 
@@ -90,10 +90,7 @@ fn arguments_can_be_json_text_tensors_and_files() {
     let expected = json!({"name": "other", "version": 1, "dtype": "uint8", "shape": [3, 1], "bytes": 3});
     assert_eq!(handle, json!({ "$tensor": expected }));
     // Tensors of files are freed when the commands end.
-    let start = Instant::now();
-    while daemon.json(&["ls", "call/"])["tensors"] != json!([]) {
-        assert!(start.elapsed() < Duration::from_secs(30));
-    }
+    until("the arguments are freed", || daemon.json(&["ls", "call/"])["tensors"] == json!([]));
 
     for (words, complaint) in [
         (&["sum", "@nothing"][..], "nothing"),
@@ -188,10 +185,7 @@ fn tasks_can_be_submitted_listed_awaited_and_cancelled() {
     daemon.expect_error(&["tasks", failing, "--result"], 1, &["ValueError"]);
     let forever = submit(&["forever"]);
     let state = |task: &str| daemon.json(&["tasks", task])["state"].as_str().unwrap().to_owned();
-    let start = Instant::now();
-    while state(&forever) != "running" {
-        assert!(start.elapsed() < Duration::from_secs(30));
-    }
+    until("the task runs", || state(&forever) == "running");
     daemon.expect_error(&["tasks", &forever, "--wait", "--timeout", "0.05"], 1, &[&forever, "still running"]);
     daemon.expect_error(&["tasks", &forever, "--result"], 2, &["wait for its end"]);
 

@@ -1,10 +1,9 @@
 //! The configuration file: `config`, precedence, and daemons that read it.
 
-use crate::support::Daemon;
+use crate::support::{Daemon, until};
 use serde_json::{Value, json};
 use std::fs;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 /// A folder with a configuration file. Its daemon ends with this value.
 struct Configured(Daemon);
@@ -92,10 +91,7 @@ fn daemon_that_a_command_starts_reads_the_file_and_keeps_its_values() {
     let server = started["server"].as_u64().unwrap();
     place.write("socket = \"{folder}/cotensor.sock\"\nmax_memory = \"32MiB\"\n");
     assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
-    let start = Instant::now();
-    while status()["server"].as_u64() == Some(server) {
-        assert!(start.elapsed() < Duration::from_secs(60), "no other server");
-    }
+    until("there is another server", || status()["server"].as_u64() != Some(server));
     assert_eq!(budget(&status()), Some(64 << 20));
 
     assert!(place.run(&["stop"]).status.success());

@@ -1,7 +1,6 @@
 //! `put --keep`: tensors that are kept for a time.
 
-use crate::support::Daemon;
-use std::time::{Duration, Instant};
+use crate::support::{Daemon, until};
 
 #[test]
 fn tensor_that_is_kept_for_a_time_is_freed_then() {
@@ -23,9 +22,6 @@ fn tensor_that_is_kept_for_a_time_is_freed_then() {
         let text = String::from_utf8(daemon.ok(&[command, "hour"])).unwrap();
         assert!(text.contains("freed in "), "{text}");
     }
-    let start = Instant::now();
-    while daemon.run(&["stat", "brief"]).status.success() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it stays");
-    }
+    until("the tensor is freed", || !daemon.run(&["stat", "brief"]).status.success());
     daemon.expect_error(&["put", "y", "x.bin", "--keep", "0"], 2, &["--keep", "30 years"]);
 }

@@ -1,11 +1,11 @@
 //! `env openai`: the address and the key for clients of OpenAI's API.
 
-use crate::support::{Daemon, fixtures};
+use crate::support::{Daemon, fixtures, until};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The status and the body of the answer to `GET path`.
 fn get(base_url: &str, path: &str, key: &str) -> (u16, String) {
@@ -89,10 +89,7 @@ fn http_is_turned_on_once_and_survives_a_takeover() {
 
     let server = status["server"].as_u64().unwrap();
     assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
-    let start = Instant::now();
-    while daemon.json(&["status"])["server"].as_u64() == Some(server) {
-        assert!(start.elapsed() < Duration::from_secs(60), "no other server");
-    }
+    until("there is another server", || daemon.json(&["status"])["server"].as_u64() != Some(server));
     assert_eq!(get(&url, "/metrics", &key).0, 403, "the next server serves HTTP at the same address");
     assert_eq!(variables(&daemon), (url, key));
 }
@@ -134,10 +131,7 @@ fn embeddings_are_served_by_a_process_that_the_daemon_starts() {
 
     let models = daemon.json(&["status"])["models"].as_u64().unwrap();
     assert!(Command::new("kill").args(["-9", &models.to_string()]).status().unwrap().success());
-    let start = Instant::now();
-    while daemon.json(&["status"])["models"].as_u64() == Some(models) {
-        assert!(start.elapsed() < Duration::from_secs(60), "the end is not noticed");
-    }
+    until("the end of the model process is noticed", || daemon.json(&["status"])["models"].as_u64() != Some(models));
     assert_eq!(embed()["data"], first["data"]);
     assert_eq!(daemon.signal("-TERM"), Some(0));
     assert!(!daemon.path("cotensor.sock.v1").exists());

@@ -1,6 +1,6 @@
 //! Options of `cotensor serve`: host names, tokens, logs.
 
-use crate::support::Daemon;
+use crate::support::{Daemon, until};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -168,11 +168,7 @@ fn dashboard_is_opened_by_a_file_without_a_secret_in_its_name() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&printed["opened"], &printed["http"]), (&json!(true), &daemon.ready["http"]));
-    let start = Instant::now();
-    while !daemon.path("arguments").exists() {
-        assert!(start.elapsed() < Duration::from_secs(60), "no file was opened");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("a file is opened", || daemon.path("arguments").exists());
     let arguments = std::fs::read_to_string(daemon.path("arguments")).unwrap();
     assert_eq!(arguments.trim(), printed["file"].as_str().unwrap());
     let page = std::fs::read_to_string(daemon.path("opened.html")).unwrap();

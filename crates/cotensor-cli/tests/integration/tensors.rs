@@ -1,11 +1,10 @@
 //! Tensors and groups in a daemon: written from files, listed, shown, read into files and removed.
 
-use crate::support::Daemon;
+use crate::support::{Daemon, until};
 use cotensor::core::DType;
 use cotensor::store::TensorStore;
 use serde_json::json;
 use std::fs;
-use std::time::{Duration, Instant};
 
 fn numbers(count: usize) -> Vec<u8> {
     (0..count).map(|index| (index * 37 % 251) as u8).collect()
@@ -197,10 +196,7 @@ fn bad_files_and_arguments_are_refused_and_leave_nothing() {
     daemon.expect_error(&["put", "", "one.bin", "--dtype", "uint8", "--shape", ""], 2, &["name"]);
     assert_eq!(daemon.json(&["ls"])["tensors"], json!([]));
     // Reservations end with the commands' connections.
-    let start = Instant::now();
-    while daemon.json(&["stat"])["stats"]["memory_usage_bytes"] != 0 {
-        assert!(start.elapsed() < Duration::from_secs(30));
-    }
+    until("all tensors are freed", || daemon.json(&["stat"])["stats"]["memory_usage_bytes"] == 0);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The lock of a session, which tells the next daemon whether to wait for the session.
 
 use cotensor_client::{ClientStore, protocol as p};
+use cotensor_core::testing::until;
 use cotensor_functions::Provider;
 use cotensor_memory::process::{LockTable, duplicate_fd};
 use cotensor_rpc::{self as rpc, Decoder, Frame, send_all};
@@ -10,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The longest wait of these tests.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -77,11 +78,7 @@ impl Greeting {
 }
 
 fn until_unlocked(locks: &LockTable, number: u64) {
-    let start = Instant::now();
-    while locks.is_locked(number).unwrap() {
-        assert!(start.elapsed() < TIMEOUT, "the client keeps the lock of session {number}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("the client gives its lock back", || !locks.is_locked(number).unwrap());
 }
 
 /// A store and `providers` providers, and the connections of their sessions, numbered from 0.

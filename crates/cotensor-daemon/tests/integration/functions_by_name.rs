@@ -198,12 +198,13 @@ fn client_that_vanishes_cancels_its_call_and_a_provider_that_ends_is_an_error() 
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": "wait"}).to_string();
     let headers = "Content-Type: application/json\r\n";
     let request = || send(served.http.address, "POST /jsonrpc", &served.token, headers, body.as_bytes());
+    let runs = || crate::support::until("the call runs", || served.started.swap(false, Ordering::Relaxed));
     let stream = request();
-    std::thread::sleep(Duration::from_millis(100));
+    runs();
     drop(stream);
     crate::support::until("the run is cancelled", || served.cancelled.load(Ordering::Relaxed));
     let stream = request();
-    std::thread::sleep(Duration::from_millis(100));
+    runs();
     drop(served.provider.take());
     let answer = receive(stream).json();
     assert!(answer["error"]["code"].as_i64().is_some(), "{answer}");

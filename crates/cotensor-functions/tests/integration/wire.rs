@@ -1,7 +1,7 @@
 //! A provider's answers to raw frames, including invalid ones.
 
 use cotensor_client::protocol::{self as p, provider};
-use cotensor_daemon::testing::Running;
+use cotensor_daemon::testing::{Running, until};
 use cotensor_functions::{Options, Provider, Value};
 use cotensor_memory::Slab;
 use cotensor_memory::process::create_memfd;
@@ -9,7 +9,6 @@ use cotensor_rpc::{Decoder, Frame, send_all};
 use serde_json::{Value as Json, json};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
 struct Raw {
     socket: UnixStream,
@@ -270,10 +269,6 @@ fn callers_that_stop_midway_or_do_not_read_block_no_other() {
     }
     assert_eq!(reader.call("call", &json!({"function": "echo", "args": [2]}))["result"]["value"], 2);
     drop((half, garbage, unread));
-    let start = Instant::now();
-    while provider.callers() > 1 {
-        assert!(start.elapsed() < Duration::from_secs(60), "{} callers", provider.callers());
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("one caller is left", || provider.callers() <= 1);
     assert_eq!(reader.call("call", &json!({"function": "echo", "args": [3]}))["result"]["value"], 3);
 }

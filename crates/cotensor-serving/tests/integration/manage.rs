@@ -1,7 +1,7 @@
 //! Models that are loaded, kept and unloaded by name.
 
 use cotensor_core::ErrorKind;
-use cotensor_daemon::testing::Running;
+use cotensor_daemon::testing::{Running, until};
 use cotensor_functions::{Arguments, CallError, Entries, Functions, Provider, Value};
 use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
@@ -105,18 +105,11 @@ fn pinned_models_stay_and_others_are_unloaded() {
     let kept = served.call("model.load", load(&gpt2).named("ttl_s", 3600)).unwrap();
     assert!(kept["unload_in_s"].as_float().unwrap() > 3000.0);
     served.call("model.load", load(&vit)).unwrap();
-    let start = Instant::now();
-    while served.list().len() > 2 {
-        assert!(start.elapsed() < Duration::from_secs(60), "the model stays");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the model is unloaded", || served.list().len() <= 2);
     assert_eq!(served.names(), ["bert", "gpt2"]);
     // Not pinned any more.
     served.call("model.load", load(&bert).named("pinned", false)).unwrap();
-    while served.list().len() > 1 {
-        assert!(start.elapsed() < Duration::from_secs(60), "the model stays");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the model is unloaded", || served.list().len() <= 1);
     let unloaded = served.call("model.unload", load(&gpt2)).unwrap();
     assert_eq!(unloaded["unloaded"].as_list().unwrap()[0].as_str().unwrap(), gpt2);
     assert!(served.list().is_empty());

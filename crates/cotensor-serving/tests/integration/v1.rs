@@ -1,6 +1,7 @@
 //! The HTTP endpoints, over a real Unix socket.
 
 use crate::server::{Server, model, numbers, unpacked};
+use cotensor_core::testing::until;
 use cotensor_hub::{Hub, Limits, Settings};
 use cotensor_serving::ServingOptions;
 use serde_json::{Value, json};
@@ -175,11 +176,7 @@ fn model_without_requests_is_unloaded() {
     let server = Server::start(ServingOptions { model_ttl: Some(Duration::ZERO), ..ServingOptions::default() });
     let bert = model("bert");
     let first = server.embed(&json!({"model": bert, "input": "gulls"}));
-    let start = std::time::Instant::now();
-    while !server.request("GET", "/v1/models", "").1["data"].as_array().unwrap().is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(60), "the model stays");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the model is unloaded", || server.request("GET", "/v1/models", "").1["data"].as_array().unwrap().is_empty());
     assert_eq!(server.embed(&json!({"model": bert, "input": "gulls"}))["data"], first["data"], "loaded again");
 }
 

@@ -1,8 +1,9 @@
 //! Tensors in the memory of a device, whose bytes the host cannot address.
 
-use super::fixtures::{LARGE, OpenStore, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, cached, ends_empty, put, spec};
 use super::groups::device_group_is_one_tensor;
 use crate::{BlobSource, BlobSpec, CopyReason, DeviceStats, Lease, Store};
+use cotensor_core::testing::until;
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Result, Slice};
 use std::sync::Arc;
 
@@ -55,14 +56,14 @@ fn device_tensor_is_read_by_counted_copies(device: Device, open: &OpenStore) {
             assert!(error.to_string().contains(&device.to_string()), "{error}");
         }
     }
-    eventually("the write is counted", || transferred(&watcher) == LARGE as u64);
+    until("the write is counted", || transferred(&watcher) == LARGE as u64);
     assert!(found.copy_to_host().expect("copy") == content);
     // A client reports its copies with its next report or publication.
-    eventually("the read is counted", || transferred(&other) == 2 * LARGE as u64);
+    until("the read is counted", || transferred(&other) == 2 * LARGE as u64);
     assert_eq!(made.identity(), found.identity());
     drop((made, found, one, other));
     ends_empty(&*watcher);
-    eventually("the device is empty", || on(&watcher, device).memory_usage_bytes == 0);
+    until("the device is empty", || on(&watcher, device).memory_usage_bytes == 0);
 }
 
 fn device_tensor_has_versions_views_and_reports(device: Device, open: &OpenStore) {
@@ -74,15 +75,15 @@ fn device_tensor_has_versions_views_and_reports(device: Device, open: &OpenStore
     let view = second.view(&[Slice { start: 10, len: 20, step: 1 }]).expect("view");
     assert_eq!((view.shape(), view.bytes()), (&[20][..], None));
     drop((first, second));
-    eventually("the older version is freed", || on(&one, device).tensors == 1);
+    until("the older version is freed", || on(&one, device).tensors == 1);
     // Its memory comes back with the last reference, a moment after its record.
-    eventually("the view holds its tensor alone", || on(&other, device).memory_usage_bytes == LARGE as u64);
+    until("the view holds its tensor alone", || on(&other, device).memory_usage_bytes == LARGE as u64);
     let info = one.diagnostics().tensors.remove(0);
     assert_eq!((&*info.device, &*info.memory, info.bytes), (&*device.to_string(), "device", LARGE as u64));
     let host = other.stats();
     assert_eq!((host.memory_usage_bytes, host.total_tensors), (0, 1), "no host memory is taken");
     drop(view);
-    eventually("the tensor is freed", || on(&one, device).memory_usage_bytes == 0);
+    until("the tensor is freed", || on(&one, device).memory_usage_bytes == 0);
     // A name moves from one memory to the other with its next version.
     let kept = put(&*one, spec("x", LARGE).on(device), 3);
     drop(put(&*one, cached("x", LARGE, 1), 4));
@@ -104,7 +105,7 @@ fn device_tensor_outlives_its_producer(device: Device, open: &OpenStore) {
     assert!(holds(&third.get("kept", &third.holder("reader")).expect("get"), 1));
     assert!(holds(&held, 2) && holds(&third.lease(held.id(), &third.holder("reader")).expect("lease"), 2));
     drop(held);
-    eventually("the tensor is freed", || on(&third, device).tensors == 1);
+    until("the tensor is freed", || on(&third, device).tensors == 1);
     other.remove("kept").expect("remove");
     ends_empty(&*third);
 }
@@ -178,7 +179,7 @@ fn each_device_has_its_own_budget(device: Device, open: &OpenStore) {
         assert!(error.to_string().contains(part), "{part:?} is not in {error}");
     }
     let more = || other.reserve(spec("more", 3 * LARGE).on(device), &other.holder("m"));
-    eventually("the free tensor is evicted", || more().is_ok());
+    until("the free tensor is evicted", || more().is_ok());
     let mut left: Vec<String> = other.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect();
     left.sort();
     assert_eq!(left, ["held", "on the host"], "host memory is of no use to the device");

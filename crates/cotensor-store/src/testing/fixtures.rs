@@ -1,24 +1,16 @@
 //! Tensors and checks that all parts of the suite use.
 
 use crate::{CopyReason, Lease, Retention, Store, TensorSpec};
+use cotensor_core::testing::until;
 use cotensor_core::{DType, Kind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Opens one more client of the store under test.
 pub type OpenStore = Box<dyn Fn() -> Arc<dyn Store>>;
 
 /// Bytes of a large tensor. Small ones may be parts of a segment, which counts as a whole.
 pub(super) const LARGE: usize = 1 << 20;
-
-/// Polls until `done` returns true; panics after 30 s.
-pub(super) fn eventually(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what}: still false after 30 s");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// A tensor of bytes that is freed with its last lease.
 pub(super) fn spec(name: &str, bytes: usize) -> TensorSpec {
@@ -44,5 +36,5 @@ pub(super) fn all_are(lease: &Lease, byte: u8) -> bool {
 
 /// Waits until the store is empty.
 pub(super) fn ends_empty(store: &dyn Store) {
-    eventually("all bytes come back", || store.stats().total_tensors == 0 && store.stats().memory_usage_bytes == 0);
+    until("all bytes come back", || store.stats().total_tensors == 0 && store.stats().memory_usage_bytes == 0);
 }

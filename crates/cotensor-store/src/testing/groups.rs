@@ -1,7 +1,8 @@
 //! Groups: several tensors under one name.
 
-use super::fixtures::{LARGE, OpenStore, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, ends_empty, put, spec};
 use crate::{CopyReason, Lease, Members, Store, TensorSpec};
+use cotensor_core::testing::until;
 use cotensor_core::{DType, Device, ErrorKind, Kind, Result};
 
 /// A quantized weight: `codes` bytes and their scales, with empty and scalar members between them.
@@ -79,7 +80,7 @@ pub(super) fn group_is_published_and_leased_as_one(make: &dyn Fn(u64) -> OpenSto
         assert!(one.get("w", &one.holder("reader")).is_ok_and(|lease| codes_are(&lease, 9)));
         assert!(view.bytes().is_some_and(|bytes| bytes.len() == codes && bytes[0] == 9));
         drop(view);
-        eventually("the group is freed", || one.get("w", &one.holder("reader")).is_err());
+        until("the group is freed", || one.get("w", &one.holder("reader")).is_err());
     }
     // A private group.
     let mut private = one.reserve_private(quantized("mine", 100), &one.holder("m")).expect("reserve");
@@ -105,7 +106,7 @@ pub(super) fn leased_group_outlives_its_successor(make: &dyn Fn(u64) -> OpenStor
     assert!(one.get("w", &one.holder("r")).is_ok_and(|lease| lease.members().is_none()));
     let id = first.id();
     drop((first, kept));
-    eventually("the first version is freed", || !other.has(id));
+    until("the first version is freed", || !other.has(id));
     assert!(codes_are(&newest, 2));
     other.remove("w").expect("remove");
     assert!(codes_are(&newest, 2) && one.get("w", &one.holder("r")).is_err());

@@ -1,8 +1,9 @@
 //! Names and their changes.
 
-use super::fixtures::{OpenStore, cached, eventually, put, spec};
+use super::fixtures::{OpenStore, cached, put, spec};
 use crate::{ChangePosition, NameChange, NameChanges, NameFilter, Store};
 use cotensor_core::sync::lock;
+use cotensor_core::testing::until;
 use std::time::Duration;
 
 /// Longer than any test takes.
@@ -44,7 +45,7 @@ pub(super) fn names_are_listed_in_order(make: &dyn Fn(u64) -> OpenStore) {
     assert_eq!(other.find_name("b").expect("names"), None, "a removed name is not found while it is leased");
     assert_eq!(listed(&*other, "b"), [""; 0]);
     drop(leases);
-    eventually("a freed name is not listed", || listed(&*other, "").is_empty());
+    until("a freed name is not listed", || listed(&*other, "").is_empty());
 }
 
 pub(super) fn changes_of_names_reach_waiting_callers(make: &dyn Fn(u64) -> OpenStore) {

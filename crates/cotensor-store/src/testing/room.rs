@@ -1,7 +1,8 @@
 //! Budget, eviction and reports.
 
-use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, put, spec};
 use crate::CopyReason;
+use cotensor_core::testing::until;
 use cotensor_core::{ErrorKind, size};
 
 /// Room for the metadata of the few tensors here.
@@ -24,7 +25,7 @@ pub(super) fn budget_is_enforced_and_error_names_holders(make: &dyn Fn(u64) -> O
     let reserved = one.reserve(spec("reserved", 3 * LARGE), &one.holder("m")).expect("reserve");
     assert!(other.reserve(spec("more", LARGE), &other.holder("m")).is_err());
     drop(reserved);
-    eventually("it comes back", || other.reserve(spec("more", 3 * LARGE), &other.holder("m")).is_ok());
+    until("it comes back", || other.reserve(spec("more", 3 * LARGE), &other.holder("m")).is_ok());
     assert!(all_are(&held, 1), "what is leased stays");
     assert!(other.reserve(spec("more", 11 * LARGE), &other.holder("m")).is_err(), "more than there will ever be");
     other.remove("held").expect("remove");
@@ -44,7 +45,7 @@ pub(super) fn cheapest_tensor_is_evicted_first(make: &dyn Fn(u64) -> OpenStore) 
     for expected in [&["dear", "held", "middle"][..], &["dear", "held"], &["held"]] {
         // A released tensor can be evicted once the release has reached the store.
         let room = LARGE * (4 - expected.len());
-        eventually("there is room", || one.reserve(spec("room", room), &one.holder("")).is_ok());
+        until("there is room", || one.reserve(spec("room", room), &one.holder("")).is_ok());
         assert_eq!(left(), expected);
     }
     assert_eq!((other.stats().evictions, other.stats().evicted_bytes), (3, 3 * LARGE as u64));
@@ -60,7 +61,7 @@ pub(super) fn reports_count_tensors_copies_and_lookups(make: &dyn Fn(u64) -> Ope
     one.record_copy("x", CopyReason::DeviceTransfer, 10);
     let copied =
         |reason: &str| one.stats().copies.iter().find(|copies| copies.reason == reason).map(|copies| copies.bytes);
-    eventually("copies are counted", || copied("device transfer") == Some(10) && copied("put") == Some(LARGE as u64));
+    until("copies are counted", || copied("device transfer") == Some(10) && copied("put") == Some(LARGE as u64));
     let stats = other.stats();
     assert_eq!((stats.total_tensors, stats.memory_usage_bytes, stats.memory_usage_mb), (1, LARGE as u64, 1.0));
     assert_eq!((stats.cache_hits, stats.cache_misses), (1, 1));
@@ -75,10 +76,10 @@ pub(super) fn reports_count_tensors_copies_and_lookups(make: &dyn Fn(u64) -> Ope
     assert_eq!(recommended.largest_tensors, [("x".to_owned(), LARGE as u64)]);
     assert_eq!(other.optimize().freed_tensors_count, 0, "it is leased");
     drop((made, found));
-    eventually("the tensor is freed", || one.optimize().freed_tensors == ["x"]);
+    until("the tensor is freed", || one.optimize().freed_tensors == ["x"]);
     ends_empty(&*other);
     let key = cotensor_core::ContentHash::of(b"note");
     assert_eq!(one.get_note(&key), None);
     one.put_note(&key, b"a note");
-    eventually("the note is there", || other.get_note(&key).as_deref() == Some(b"a note"));
+    until("the note is there", || other.get_note(&key).as_deref() == Some(b"a note"));
 }

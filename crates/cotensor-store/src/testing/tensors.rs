@@ -1,7 +1,8 @@
 //! Names, versions and leases.
 
-use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, put, spec};
 use crate::{CopyReason, Lease, Reservation, TensorId, TensorSpec};
+use cotensor_core::testing::until;
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice, Space};
 
 pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStore) {
@@ -83,10 +84,10 @@ pub(super) fn leased_version_outlives_its_successor(make: &dyn Fn(u64) -> OpenSt
         assert!(other.has(first.id()) && other.has(second.id()));
         let id = first.id();
         drop((first, kept));
-        eventually("the older version goes", || !other.has(id));
+        until("the older version goes", || !other.has(id));
         assert_eq!(other.lease(id, &other.holder("r")).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
         drop(second);
-        eventually("the name goes", || one.get("x", &one.holder("r")).is_err());
+        until("the name goes", || one.get("x", &one.holder("r")).is_err());
     }
     drop((one, other));
     ends_empty(&*watcher);
@@ -97,15 +98,15 @@ pub(super) fn unleased_tensor_is_freed_unless_cached(make: &dyn Fn(u64) -> OpenS
     let (one, other, watcher) = (open(), open(), open());
     for bytes in [64, LARGE] {
         drop((put(&*one, spec("goes", bytes), 1), put(&*one, cached("stays", bytes, 1), 2)));
-        eventually("the uncached tensor is freed", || other.get("goes", &other.holder("")).is_err());
+        until("the uncached tensor is freed", || other.get("goes", &other.holder("")).is_err());
         assert!(all_are(&other.get("stays", &other.holder("")).expect("it stays"), 2));
     }
     // A dropped reservation publishes nothing.
     drop(one.reserve(spec("never", LARGE), &one.holder("")).expect("reserve"));
     assert_eq!(one.get("never", &one.holder("")).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
     drop((one, other));
-    eventually("one is left", || watcher.stats().total_tensors == 1);
-    eventually("it can be freed", || {
+    until("one is left", || watcher.stats().total_tensors == 1);
+    until("it can be freed", || {
         watcher.optimize();
         watcher.stats().total_tensors == 0
     });
@@ -150,7 +151,7 @@ pub(super) fn views_and_clones_keep_the_tensor(make: &dyn Fn(u64) -> OpenStore) 
         drop(another);
         assert!(view.bytes().is_some_and(|bytes| bytes[0] == 3) && one.get("x", &one.holder("")).is_ok());
         drop(view);
-        eventually("it goes", || one.get("x", &one.holder("")).is_err());
+        until("it goes", || one.get("x", &one.holder("")).is_err());
     }
 }
 

@@ -1,7 +1,8 @@
 //! Queues of every version of names.
 
-use super::fixtures::{OpenStore, cached, eventually, put};
+use super::fixtures::{OpenStore, cached, put};
 use crate::{ChangePosition, EveryVersion, NameChange, NameChanges, NameFilter, Store, TensorId};
+use cotensor_core::testing::until;
 use std::time::Duration;
 
 /// Longer than any test takes.
@@ -83,7 +84,7 @@ pub(super) fn slow_reader_of_every_version_counts_drops(make: &dyn Fn(u64) -> Op
     assert!(reader.lease(published[0], &reader.holder("reader")).is_err());
 
     [first, bounded, unleased].iter().for_each(|changes| reader.end_versions(changes.position));
-    eventually("old versions are freed", || writer.diagnostics().tensors.len() == 1);
+    until("old versions are freed", || writer.diagnostics().tensors.len() == 1);
     for versions_max in [1, EveryVersion::VERSIONS_MAX + 1] {
         let wrong = limited("x", versions_max, 1);
         assert!(reader.versions(&wrong, None, Duration::ZERO, &|| true).is_err());

@@ -1,7 +1,8 @@
 //! Computations and blobs.
 
-use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, eventually};
+use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty};
 use crate::{BlobSource, BlobSpec, Claim, CopyReason, Key, Lease, Store, Ticket};
+use cotensor_core::testing::until;
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -47,12 +48,12 @@ pub(super) fn result_is_computed_once(make: &dyn Fn(u64) -> OpenStore) {
         }
     });
     assert_eq!(computed.load(Ordering::SeqCst), 1);
-    eventually("all know of it", || stores.iter().all(|store| store.is_computed(&key())));
+    until("all know of it", || stores.iter().all(|store| store.is_computed(&key())));
     // When one of the results is freed, all are computed again.
     stores[1].remove("small").expect("remove");
-    eventually("a result is freed", || !stores[2].is_computed(&key()));
+    until("a result is freed", || !stores[2].is_computed(&key()));
     drop(compute(&*stores[3], ticket(&*stores[3])));
-    eventually("it is computed again", || stores[0].is_computed(&key()));
+    until("it is computed again", || stores[0].is_computed(&key()));
 }
 
 pub(super) fn abandoned_claim_passes_to_a_waiter(make: &dyn Fn(u64) -> OpenStore) {
@@ -71,7 +72,7 @@ pub(super) fn abandoned_claim_passes_to_a_waiter(make: &dyn Fn(u64) -> OpenStore
         });
     }
     drop(compute(&*one, ticket(&*one)));
-    eventually("it is computed", || other.is_computed(&key()));
+    until("it is computed", || other.is_computed(&key()));
 }
 
 pub(super) fn claim_waits_at_most_its_timeout(make: &dyn Fn(u64) -> OpenStore) {
@@ -87,10 +88,10 @@ pub(super) fn claim_waits_at_most_its_timeout(make: &dyn Fn(u64) -> OpenStore) {
     drop(computing);
     // A wait that timed out does not hold the claim.
     for _ in 0..2 {
-        eventually("the claim is free", || matches!(within(Duration::ZERO), Ok(Claim::Compute(_))));
+        until("the claim is free", || matches!(within(Duration::ZERO), Ok(Claim::Compute(_))));
     }
     drop(compute(&*one, ticket(&*one)));
-    eventually("results come without a wait", || matches!(within(Duration::ZERO), Ok(Claim::Ready(_))));
+    until("results come without a wait", || matches!(within(Duration::ZERO), Ok(Claim::Ready(_))));
 }
 
 pub(super) fn many_computations_are_claimed_and_published_together(make: &dyn Fn(u64) -> OpenStore) {
@@ -119,7 +120,7 @@ pub(super) fn many_computations_are_claimed_and_published_together(make: &dyn Fn
     let published = Ticket::publish_each(made.collect()).expect("publish");
     assert!(published.iter().enumerate().all(|(at, lease)| lease.name() == format!("result {at}")));
     drop(published);
-    eventually("the other client gets all", || {
+    until("the other client gets all", || {
         let ready = claim(&*other, &keys[1..]).into_iter().enumerate().map(|(at, claim)| match claim {
             Ok(Claim::Ready(leases)) => leases.len() == 1 && all_are(&leases[0], (at % 251) as u8),
             _ => false,
@@ -128,7 +129,7 @@ pub(super) fn many_computations_are_claimed_and_published_together(make: &dyn Fn
     });
     assert!(Ticket::publish_each(Vec::new()).expect("nothing").is_empty());
     // The abandoned claim is free.
-    eventually("the rest is free", || matches!(claim(&*one, &keys[..1]).remove(0), Ok(Claim::Compute(_))));
+    until("the rest is free", || matches!(claim(&*one, &keys[..1]).remove(0), Ok(Claim::Compute(_))));
     let ticket = |key: &Key| match one.claim(key, &one.holder("stage")).expect("claim") {
         Claim::Compute(ticket) => ticket,
         Claim::Ready(_) => panic!("a result of nothing"),
@@ -148,9 +149,9 @@ pub(super) fn private_or_missing_results_are_refused(make: &dyn Fn(u64) -> OpenS
         assert!(!one.is_computed(&key()));
     }
     drop(compute(&*one, ticket(&*one)));
-    eventually("it is computed", || watcher.is_computed(&key()));
+    until("it is computed", || watcher.is_computed(&key()));
     drop(one);
-    eventually("all of it goes", || {
+    until("all of it goes", || {
         watcher.optimize();
         watcher.stats().total_tensors == 0
     });

@@ -6,15 +6,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Waits until `done`; at most a minute.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 pub(crate) struct Daemon {
     pub(crate) folder: tempfile::TempDir,
     /// The JSON object that the daemon printed when ready.

@@ -3,5 +3,6 @@
 mod daemon;
 mod workspace;
 
-pub(crate) use daemon::{Daemon, until};
+pub(crate) use cotensor_core::testing::until;
+pub(crate) use daemon::Daemon;
 pub(crate) use workspace::{BERT, Workspace, copy, fixtures, without_network};
