@@ -2,7 +2,7 @@
 
 use crate::types::Weight;
 use cotensor_core::DType;
-use cotensor_core::elements::f16_to_f32;
+use cotensor_core::elements::f16;
 
 impl Weight {
     /// Fills `target` with the content, transposed, converted or repacked, of the elements `stored` in the file.
@@ -34,7 +34,7 @@ pub fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
     match from {
         DType::F16 => {
             for (bytes, target) in source.as_chunks::<2>().0.iter().zip(targets) {
-                *target = f16_to_f32(u16::from_le_bytes(*bytes)).to_le_bytes();
+                *target = f16::from_le_bytes(*bytes).to_f32().to_le_bytes();
             }
         }
         _ => {

@@ -1,6 +1,7 @@
 //! Conversions between element types. All elements are little-endian.
 
 pub(crate) use cotensor_core::elements::to_f32;
+use cotensor_core::elements::{bf16, f16};
 use cotensor_core::{DType, Error, Result};
 use cotensor_preprocess::Array;
 
@@ -39,8 +40,12 @@ pub(crate) fn to_i32(dtype: DType, bytes: &[u8]) -> Result<Vec<i32>> {
 pub(crate) fn from_f32(shape: &[usize], values: Vec<f32>, dtype: DType) -> Option<Result<Array>> {
     Some(match dtype {
         DType::F32 => Array::f32(shape, values),
-        DType::F16 => Array::new(dtype, shape, values.into_iter().map(f32_to_f16).collect()),
-        DType::BF16 => Array::new(dtype, shape, values.into_iter().map(f32_to_bf16).collect()),
+        DType::F16 => {
+            Array::new(dtype, shape, values.into_iter().map(|value| f16::from_f32(value).to_bits()).collect())
+        }
+        DType::BF16 => {
+            Array::new(dtype, shape, values.into_iter().map(|value| bf16::from_f32(value).to_bits()).collect())
+        }
         DType::F64 => Array::new(dtype, shape, values.into_iter().map(f64::from).collect()),
         _ => return None,
     })
@@ -69,60 +74,9 @@ pub(crate) fn from_i32(shape: &[usize], values: Vec<i32>, dtype: DType) -> Optio
     })
 }
 
-/// The bits of the nearest IEEE 754 half; ties go to the even fraction.
-pub(crate) fn f32_to_f16(value: f32) -> u16 {
-    let sign = (value.to_bits() >> 16 & 0x8000) as u16;
-    let magnitude = value.abs();
-    if magnitude.is_nan() {
-        return sign | 0x7e00;
-    }
-    if magnitude < 2f32.powi(-14) {
-        // A multiple of 2^-24: scaling by a power of two is exact. 1024 is the smallest normal number.
-        return sign | (magnitude * 2f32.powi(24)).round_ties_even() as u16;
-    }
-    let bits = magnitude.to_bits();
-    // 13 bits of the fraction are dropped; adding half of their range rounds, the last kept bit decides ties.
-    let rounded = (bits + 0xfff + (bits >> 13 & 1)) >> 13;
-    // The exponents differ by 112. A larger exponent is infinity.
-    sign | (rounded - (112 << 10)).min(0x7c00) as u16
-}
-
-fn f32_to_bf16(value: f32) -> u16 {
-    let bits = value.to_bits();
-    if value.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_core::elements::f16_to_f32;
-
-    #[test]
-    fn every_half_survives_a_round_trip_and_rounding_is_to_nearest_even() {
-        for half in 0..=u16::MAX {
-            let value = f16_to_f32(half);
-            assert!(
-                value.is_nan() && f16_to_f32(f32_to_f16(value)).is_nan() || f32_to_f16(value) == half,
-                "{half:#06x}"
-            );
-        }
-        let step = 2f32.powi(-10);
-        for (value, half) in [
-            (1.0 + step / 2.0, 0x3c00),
-            (1.0 + step * 1.5, 0x3c02),
-            (1.0 + step * 0.51, 0x3c01),
-            (65519.0, 0x7bff),
-            (65520.0, 0x7c00),
-            (f32::MAX, 0x7c00),
-            (2f32.powi(-25), 0),
-            (2f32.powi(-25) * 1.01, 1),
-        ] {
-            assert_eq!((f32_to_f16(value), f32_to_f16(-value)), (half, half | 0x8000), "{value}");
-        }
-    }
 
     #[test]
     fn integers_convert_both_ways_and_large_ones_are_refused() {

@@ -3,7 +3,7 @@
 
 use super::{RepackedMatrix, check_length, elements};
 use crate::spec::Width;
-use cotensor_core::elements::f16_to_f32;
+use cotensor_core::elements::f16;
 use cotensor_core::{Error, Result};
 
 /// A type of blocks.
@@ -74,7 +74,7 @@ impl GgufBlocks {
 
 /// The `float16` at a place of a block.
 fn half(block: &[u8], at: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 /// The lower halves of bytes are the first codes, the upper halves the others.
