@@ -1,4 +1,4 @@
-"""What an adapter from all-MiniLM-L6-v2 to paraphrase-MiniLM-L3-v2 is good for: the figures of docs/reference/pipelines.md.
+"""What an adapter from all-MiniLM-L6-v2 to paraphrase-MiniLM-L3-v2 is good for: the figures of docs/labs/adapters.md.
 
     python benches/adapters.py --work FOLDER [--sentences N ...] [--held-out N] [--engine NAME] [--json FILE]
 
