@@ -180,7 +180,7 @@ pub trait Segment: Send + Sync {
     /// Which memory made it.
     fn kind(&self) -> MemoryKind;
 
-    /// The segment, or what it is a part of, as what it is: for the crate that made it.
+    /// The concrete type of the segment, or of the segment that it is a part of, for the crate that made it.
     fn as_any(&self) -> Option<&dyn Any> {
         None
     }

@@ -45,7 +45,7 @@ _WATCH_INTERVAL = 5.0
 
 
 def agent_of(node: str) -> Any:
-    """The agent of a node. It starts when it is asked for first."""
+    """The agent of a node. The first call starts it."""
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {
         "name": node,

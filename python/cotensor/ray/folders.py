@@ -38,7 +38,7 @@ class Folders:
             shutil.rmtree(left, ignore_errors=True)
 
     def find(self, content: str) -> Optional[Path]:
-        """The folder of a content. It is the one that was asked for last then."""
+        """The folder of a content, which becomes the one that was used last."""
         folder = self._root / content
         try:
             os.utime(folder)
@@ -67,7 +67,7 @@ class Folders:
                 del self._coming[folder]
 
     def contents(self) -> List[str]:
-        """The contents that have a folder, the one that was asked for last at the end."""
+        """The contents that have a folder; the one that was used last is at the end."""
         found = []
         for folder in _complete(self._root):
             with contextlib.suppress(FileNotFoundError):
@@ -75,7 +75,7 @@ class Folders:
         return [name for _, name in sorted(found)]
 
     def _make_room(self, nbytes: int, what: str) -> None:
-        """Removes folders that no process uses, the one that was asked for longest ago first."""
+        """Removes folders that no process uses, first the one whose last use is the longest ago."""
         limit = int((shutil.disk_usage(self._root).free + _bytes_in(self._root)) * DISK_SHARE)
         sizes = {folder: _bytes_in(folder) for folder in [self._root / content for content in self.contents()]}
         used = sum(self._coming.values()) + sum(sizes.values())

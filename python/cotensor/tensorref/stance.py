@@ -9,7 +9,7 @@ from typing import Any, Iterator
 import torch
 
 _lock = threading.Lock()
-#: How many sessions want functions to run as they were written, and how many calls run compiled code nevertheless.
+#: How many sessions want functions to run as they were written, and how many calls run compiled code in spite of them.
 _uncompiled = _compiled = 0
 _before: Any = None
 

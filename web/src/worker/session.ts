@@ -36,7 +36,7 @@ export class Session {
     const ended = this.signal.aborted;
     if (ended || this.#owned.size >= OWNED_MAX) {
       dispose(object);
-      if (ended) throw new CotensorError("Unreachable", "the client is gone");
+      if (ended) throw new CotensorError("Unreachable", "the client has ended");
       throw new CotensorError("Refused", `a client has at most ${OWNED_MAX} tensors and models; dispose some of them`);
     }
     const handle = this.#next;

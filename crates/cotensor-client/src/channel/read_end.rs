@@ -7,7 +7,7 @@ use cotensor_memory::process::is_alive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a reader sleeps before it looks whether the producer lives. The daemon wakes it earlier.
+/// How long a reader sleeps before it checks whether the producer lives. The daemon wakes it earlier.
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// The same after it was woken without a frame: the producer may be ending.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
@@ -40,7 +40,7 @@ impl ReadEnd {
     }
 }
 
-/// The time until the next look whether the producer lives.
+/// The time until the next check whether the producer lives.
 pub(super) struct CheckInterval(Duration);
 
 impl Default for CheckInterval {

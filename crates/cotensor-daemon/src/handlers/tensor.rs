@@ -80,10 +80,10 @@ fn open_block(
     owner: &Arc<dyn SlabOwner>,
 ) -> Answer<SlabResult> {
     let daemon = &caller.daemon;
-    // Those that a client sets itself.
+    // A client keeps these limits itself.
     let BlockLimits { bytes_max, count_max, .. } = BlockLimits::default();
     let (bytes, count) = caller.lock().blocks().fold((0, 0), |(bytes, count), block| (bytes + block.len(), count + 1));
-    // What no block is, `open_block` refuses.
+    // A length that no block can have is refused by `open_block`.
     let is_too_long = len <= BLOCK_BYTES_MAX && len > bytes_max.saturating_sub(bytes);
     if count >= count_max || is_too_long {
         let message = format!("{count} blocks of {bytes} bytes are open in this session");

@@ -123,7 +123,7 @@ impl ModelProcess {
 
     /// Waits for its end.
     pub(crate) async fn ended(&self) {
-        // Without its task, nobody would see the end.
+        // An error says that the task that watches the process has ended.
         drop(self.ended.clone().wait_for(Option::is_some).await);
     }
 

@@ -29,7 +29,7 @@ impl SupervisorState {
     /// or a successor takes over. Calls `ready` for each server that serves, with its epoch and its process.
     ///
     /// # Errors
-    /// `Io` when the first server cannot be started, or none for a minute and there are no tensors.
+    /// `Io` when the first server cannot be started, or when no server has started for a minute and there are no tensors.
     pub(crate) fn run_servers(
         mut self,
         launch: &Launch,

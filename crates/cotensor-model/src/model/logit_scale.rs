@@ -13,9 +13,9 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// The numbers of the model in `folder`: from a graph of the whole model, which computes logits with them (the plain
-/// graph, else that of the variant), else from the
-/// checkpoint, else, for families with such a field, the value before training from config.json.
+/// The numbers of the model in `folder`. The first of these that has them: a graph of the whole model, which computes logits with
+/// them (the plain one, then that of the variant); the checkpoint; for families with such a field, the value before training from
+/// config.json.
 ///
 /// # Errors
 /// `Unsupported` for a family without similarities, `NotFound` when no file has the numbers, `Corrupt` for a

@@ -60,7 +60,7 @@ pub(super) fn is_full_precision(file: &Path) -> bool {
     !others.filter(|suffix| !suffix.is_empty()).any(|suffix| stem.ends_with(suffix.as_str()))
 }
 
-/// Whether a file is none of weights.
+/// Whether a file has no weights.
 pub(super) fn is_copied(folder: &Path, file: &Path, files: &[PathBuf]) -> bool {
     let end = file.extension().and_then(OsStr::to_str).unwrap_or_default();
     // The modules of sentence-transformers have their weights in folders of their own.

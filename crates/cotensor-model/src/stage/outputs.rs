@@ -8,7 +8,7 @@ use cotensor_store::{CopyReason, Holder, Key, Lease, Reservation, Retention, Sto
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a computation makes, and for whom.
+/// The store, the names and the holder for the results of a computation.
 pub(crate) struct Computation<'a> {
     pub(crate) store: &'a dyn Store,
     pub(crate) key: Key,

@@ -64,7 +64,7 @@ pub(crate) struct LoadedModel {
 pub(super) struct Usage {
     last: Instant,
     requests: u64,
-    /// It is unloaded after this time without requests; never without one.
+    /// It is unloaded after this time without requests. `None`: never.
     pub(super) ttl: Option<Duration>,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct ModelInfo {
     pub(crate) in_use: bool,
     /// The time since the last request.
     pub(crate) idle: Duration,
-    /// The time without requests after which it is unloaded; never without one.
+    /// The time without requests after which it is unloaded. `None`: never.
     pub(crate) ttl: Option<Duration>,
     /// Its loaded graphs.
     pub(crate) stages: Vec<Arc<Stage>>,

@@ -26,7 +26,7 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 /// How models are served.
 #[derive(Clone, Copy, Debug)]
 pub struct ServingOptions {
-    /// A model is unloaded after this time without requests; never without one.
+    /// A model is unloaded after this time without requests. `None`: never.
     pub model_ttl: Option<Duration>,
     /// Whether embeddings are results in the store, which later requests of equal texts reuse.
     pub caches_results: bool,

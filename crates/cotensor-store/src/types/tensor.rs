@@ -95,7 +95,7 @@ impl TensorSpec {
         if said == found {
             return Ok(());
         }
-        Err(Error::invalid(format!("{} is described as on {said}, its segment is on {found}", self.name))
+        Err(Error::invalid(format!("{} names the device {said}, but its segment is on {found}", self.name))
             .in_field("device"))
     }
 

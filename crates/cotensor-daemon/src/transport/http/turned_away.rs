@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 /// When the client should try again, in seconds.
 const RETRY_AFTER_S: u32 = 1;
-const MESSAGE: &str = "the daemon has as many HTTP connections as it may have\n";
+const MESSAGE: &str = "the daemon has its most HTTP connections already; try again in a second\n";
 /// The daemon learns a moment later than the client that an answer was received.
 const ANSWERED_MIN: usize = 64;
 /// How long the daemon waits for a client to send its request and receive the answer.

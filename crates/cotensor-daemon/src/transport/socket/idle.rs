@@ -1,4 +1,4 @@
-//! The end of a daemon that nobody uses.
+//! The end of a daemon without clients.
 
 use crate::daemon::Daemon;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ pub(crate) struct IdleTimer {
 }
 
 impl IdleTimer {
-    /// A timer that ends after `limit`; never without one.
+    /// A timer that ends after `limit`. Without a limit it never ends.
     pub(crate) fn new(limit: Option<Duration>) -> Self {
         Self { limit, since: None, counts: (0, 0) }
     }

@@ -109,9 +109,7 @@ impl Rewriting<'_> {
             return Ok(());
         }
         let form = shortened(form);
-        self.fail(Error::invalid(format!(
-            "{form:?} is none of $tensor, $tuple, $map, $bytes and $float, in their forms"
-        )))
+        self.fail(Error::invalid(format!("{form:?} is not a form of $tensor, $tuple, $map, $bytes or $float")))
     }
 }
 
