@@ -2,8 +2,7 @@
 """Checks the dependencies between the crates, and the imports among the files of each crate, of the Python package and of the web package.
 
 Fails when a crate depends on a workspace crate that `ALLOWED` does not list for it, when no module declares a source file, when two or
-more files import each other in a circle, and when folders do so. Prints the imports of each circle. `AGAINST_ORDER` lists the imports
-between folders that are left to be removed; an entry without an import fails too, so the list only becomes shorter.
+more files import each other in a circle, and when folders do so. Prints the imports of each circle.
 """
 import json
 import re
@@ -68,12 +67,6 @@ ALLOWED = {
     },
 }
 
-#: By crate or package: imports between folders, or between a folder and a file beside it, that make a circle. Each is (folder below the
-#: source folder, importing name, imported name). Do not add entries.
-AGAINST_ORDER = {
-    "web/src": [("", "models", "worker")],
-}
-
 
 def line_of(file, pattern):
     """The number of the first line of `file` that `pattern` matches, or 1."""
@@ -120,21 +113,14 @@ def programs(packages):
 
 
 def import_circles(programs):
-    """Lines on all circles of files and of folders, and on entries of `AGAINST_ORDER` that no program needs."""
-    unused = {(name, entry) for name, entries in AGAINST_ORDER.items() for entry in entries}
+    """Lines on all circles of files and of folders."""
     for name, graph in programs:
         for circle in graph.circles():
             yield f"{shown(circle[0])}:1: {name} has an import circle of {len(circle)} files:"
             yield from (f"  {edge}" for edge in graph.describe(circle))
-        allowed = AGAINST_ORDER.get(name, [])
-        found, without_import = graph.folder_circles(allowed)
-        unused -= {(name, entry) for entry in allowed if entry not in without_import}
-        for folder, names, edges in found:
+        for folder, names, edges in graph.folder_circles():
             yield f"{shown(graph.folder / folder)}:1: {name} has an import circle of folders: {', '.join(names)}:"
             yield from (f"  {edge}" for edge in edges)
-    script = Path(__file__).resolve()
-    for name, entry in sorted(unused):
-        yield f"{shown(script)}:{line_of(script, re.escape(repr(entry[1])[1:-1]))}: no import needs {entry} of {name} in AGAINST_ORDER"
 
 
 def main():
@@ -144,8 +130,7 @@ def main():
     for package in packages.values():
         wrong += dead_files(package)
     wrong += import_circles(programs(packages))
-    left = sum(len(entries) for entries in AGAINST_ORDER.values())
-    print("\n".join(wrong) or f"{len(packages)} crates: all dependencies are allowed, no import circles but {left} imports between folders")
+    print("\n".join(wrong) or f"{len(packages)} crates: all dependencies are allowed, no import circles of files or folders")
     return bool(wrong)
 
 

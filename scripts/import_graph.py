@@ -56,20 +56,14 @@ class ImportGraph:
         parts = file.relative_to(self.folder).with_suffix("").parts
         return parts[:-1] if file.name in self.FOLDER_FILES else parts
 
-    def folder_circles(self, allowed=()):
-        """The circles of folders, each as (folder, names, lines), and the entries of `allowed` that no import needs.
-
-        `allowed` has (folder, name, other name) of imports that are accepted against the order of folders.
-        """
-        unused, found = set(allowed), []
+    def folder_circles(self):
+        """The circles of folders, each as (folder, names, lines)."""
+        found = []
         for folder, names in sorted(self.folder_edges().items()):
-            graph = {name: {other for other in others if (folder, name, other) not in unused} for name, others in names.items()}
-            known = {(folder, name, other) for name, others in names.items() for other in others}
-            unused -= known
-            for circle in circles(graph):
-                edges = [edge for name in circle for other in circle if other in graph.get(name, ()) for edge in names[name][other]]
+            for circle in circles({name: set(others) for name, others in names.items()}):
+                edges = [edge for name in circle for other in circle if other in names.get(name, ()) for edge in names[name][other]]
                 found.append((folder, circle, sorted(self.describe_edge(*edge) for edge in edges)))
-        return found, sorted(unused)
+        return found
 
 
 def circles(edges):

@@ -50,6 +50,6 @@ export { ResourcePoolBridgeIntegration, type PooledModel, type SharedBetweenMode
 export type { HardwarePreferences, QuantizationReport } from "./models/precision.js";
 export { setupUltraLowPrecision, type UltraLowPrecisionConfig, type UltraLowPrecisionOptions } from "./models/ultra_low_precision.js";
 export { Result, type StageReport } from "./models/result.js";
-export { SharedBackend, SharedModel, type SharedBackendOptions } from "./models/shared_backend.js";
+export { SharedBackend, SharedModel, type SharedBackendOptions } from "./worker/shared_backend.js";
 export { StreamingProcessor, type StreamingOptions, type StreamResult, type StreamSegment } from "./models/streaming.js";
 export { shareWith, type Pipeline, type PipelineGroup, type ShareOptions, type SharingReport } from "./models/transformers.js";

@@ -1,14 +1,14 @@
 // Models that run in the worker of all tabs: one loaded copy for the site.
 import { CotensorError } from "../errors.js";
-import type { ModelAnswer, ResultAnswer } from "../worker/model_handlers.js";
-import type { SharedHandle } from "../worker/shared_handle.js";
-import type { SharedStore } from "../worker/shared_store.js";
+import type { ModelAnswer, ResultAnswer } from "./model_handlers.js";
+import type { SharedHandle } from "./shared_handle.js";
+import type { SharedStore } from "./shared_store.js";
 import type { Device, Kind } from "../types.js";
-import type { ModelSources } from "./folder.js";
-import { readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
-import { unlessAborted } from "./abort.js";
-import type { CallOptions, ModelOptions } from "./model.js";
-import { Result } from "./result.js";
+import type { ModelSources } from "../models/folder.js";
+import { readInputs, type Inputs, type ModelInput, type Tokens } from "../models/inputs.js";
+import { unlessAborted } from "../models/abort.js";
+import type { CallOptions, ModelOptions } from "../models/model.js";
+import { Result } from "../models/result.js";
 
 /** Options of a shared backend. */
 export interface SharedBackendOptions extends ModelSources {
