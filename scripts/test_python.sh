@@ -23,15 +23,15 @@ case $kind in
   ray)
     # One process: each cluster takes all processors of the machine.
     run_tests() { python -m pytest -q --durations=5 "$@"; }
-    tests=(tests/test_ray_*.py tests/test_documents.py -k 'test_ray or labs/ray.md')
+    tests=(tests/test_ray_*.py tests/test_documents.py::test_document_with_ray)
     ;;
   torch)
     # Only this environment has all packages that the Python package imports.
     mypy
     # A process of their own: PyTorch counts devices at its first backward pass, before which the simulated one must be there.
     run_tests tests/test_torch_tensorref*.py
-    # The numpy part skips the documents that need torch, and runs the examples of --help. The slowest files are first.
-    tests=(tests/test_torch_recipes.py tests/test_documents.py::test_document)
+    # The numpy part runs the other documents. The slowest files are first.
+    tests=(tests/test_torch_recipes.py tests/test_documents.py::test_document_with_torch)
     mapfile -t -O 2 tests < <(find tests -name 'test_torch*.py' ! -name 'test_torch_tensorref*' ! -name test_torch_recipes.py | sort)
     ;;
 esac

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import pytest
 from documents_common import DOCUMENTS, blocks, commands, examples, manifest, part_of, shape, workspace
@@ -28,11 +28,15 @@ def test_every_example_is_listed():
     assert with_examples == set(HELP) and len(with_examples) > 5
 
 
-def documents() -> List[Any]:
-    """The documents with blocks. A document is skipped if a package that it needs is not installed."""
+def documents(largest: Optional[str] = None) -> List[Any]:
+    """The documents with blocks whose largest package is this one, so that each is executed in the smallest environment with its
+    packages. A document is skipped if a package that it needs is not installed."""
     found = []
     for each in LISTED.values():
-        missing = [name for name in each.get("needs", []) if not _is_installed(name)]
+        needs = each.get("needs", [])
+        if next((name for name in ("ray", "torch") if name in needs), None) != largest:
+            continue
+        missing = [name for name in needs if not _is_installed(name)]
         skip = pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
         found.append(pytest.param(each, id=each["file"], marks=[skip, pytest.mark.timeout(900)]))
     return found
@@ -46,6 +50,21 @@ def _is_installed(name: str) -> bool:
 
 @pytest.mark.parametrize("document", documents())
 def test_document(document: Dict[str, Any]):
+    execute(document)
+
+
+@pytest.mark.parametrize("document", documents("torch"))
+def test_document_with_torch(document: Dict[str, Any]):
+    execute(document)
+
+
+@pytest.mark.parametrize("document", documents("ray"))
+def test_document_with_ray(document: Dict[str, Any]):
+    execute(document)
+
+
+def execute(document: Dict[str, Any]) -> None:
+    """Executes the blocks of a document."""
     serve = document.get("serve", [])
     with workspace(document.get("files", []), None if serve is False else serve) as opened:
         if "before" in document:
