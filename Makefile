@@ -91,9 +91,10 @@ try-dist:
 first-hour:
 	scripts/first_hour.sh $(WHEEL)
 
-# Containers that share the daemon's socket only, as in dist/compose.yaml, made of namespaces: needs no container engine.
+# Containers that share the daemon's socket only, as in dist/compose.yaml, made of namespaces: needs no container engine. Builds all programs and examples
+# of the workspace, with the features of its tests: a build of the one package would compile its dependencies again with others.
 try-containers:
-	$(CARGO) build -p cotensor-cli
+	$(CARGO) build --quiet --workspace --bins --examples
 	scripts/try_containers.sh $(TARGET)/debug/cotensor
 
 # The first connection, and the one model of a machine beside a model in each process and beside servers: memory and time of embeddings.
