@@ -10,8 +10,9 @@ case $kind in
   *) venv=$(scripts/python_environment.sh torch) ;;
 esac
 source "$venv/bin/activate"
-# The extension uses Python's stable ABI, so that the second environment installs what the first one compiled.
-maturin develop --quiet --manifest-path python/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}"
+# The extension uses Python's stable ABI, so that the second environment installs what the first one compiled; and the workspace's features, so that
+# its dependencies are those that `make unit` compiled.
+CARGO=$PWD/scripts/workspace_cargo.sh maturin develop --quiet --manifest-path python/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}"
 cd python
 # Idle threads of torch must not occupy a core.
 export OMP_WAIT_POLICY=passive
