@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 1490
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-ray test-torch test-strategies test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings bench-low-bit test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-ray test-torch test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings bench-low-bit test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -57,10 +57,6 @@ test-ray:
 
 test-torch:
 	scripts/test_python.sh torch
-
-# The tests of offloading, each with all strategies. Not a part of CI: test-torch runs each combination of the other parameters with one strategy, in turn.
-test-strategies:
-	scripts/test_python.sh strategies
 
 # Offloaded operators, modules and optimizers beside PyTorch's, on the databases of its own tests (docs/explanation/conformance.md). CONFORMANCE are arguments, such
 # as `--sample`, `operators --names exp` or, for random programs, `programs --minutes 30 --seed 1`. Not a part of CI, which runs a sample.

@@ -1,14 +1,11 @@
 #!/usr/bin/env bash
 # test_python.sh KIND: builds the Python extension into a virtual environment and runs its tests. `numpy` runs the tests
-# without torch; `torch` those that need torch, transformers and JAX (a large download, once); `ray` those of cotensor.ray, in the environment of
-# `torch`; `strategies` those of cotensor.tensorref with each strategy, of which `torch` runs a sample.
+# without torch; `torch` those that need torch,
+# transformers and JAX (a large download, once); `ray` those of cotensor.ray, in the environment of `torch`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-kind=${1:?numpy, torch, ray or strategies}
-case $kind in
-  numpy) venv=$(scripts/python_environment.sh numpy) ;;
-  *) venv=$(scripts/python_environment.sh torch) ;;
-esac
+kind=${1:?numpy, torch or ray}
+venv=$(scripts/python_environment.sh "${kind/ray/torch}")
 source "$venv/bin/activate"
 # The extension uses Python's stable ABI, so that the second environment installs what the first one compiled; and the workspace's features, so that
 # its dependencies are those that `make unit` compiled.
@@ -33,12 +30,11 @@ case $kind in
     # Only this environment has all packages that the Python package imports.
     mypy
     # A process of their own: PyTorch counts devices at its first backward pass, before which the simulated one must be there.
-    run_tests --sample tests/test_torch_tensorref*.py
+    run_tests tests/test_torch_tensorref*.py
     # The numpy part runs the other documents. The slowest files are first.
     tests=(tests/test_torch_recipes.py tests/test_documents.py::test_document_with_torch)
     mapfile -t -O 2 tests < <(find tests -name 'test_torch*.py' ! -name 'test_torch_tensorref*' ! -name test_torch_recipes.py | sort)
     ;;
-  strategies) tests=(tests/test_torch_tensorref*.py) ;;
 esac
 # pytest fails when it finds no test (exit code 5).
 run_tests "${tests[@]}"

@@ -12,12 +12,11 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 import pytest
 from functions_common import Program, providing
 from functions_provided import FUNCTIONS
-from sampling import sample
 
 import cotensor
 from cotensor.client import SharedTensorClient
@@ -34,16 +33,6 @@ os.environ.setdefault("COTENSOR_CONFIG", "/dev/null")
 # Engines of processes that use a daemon keep files here, and not in the user's folder.
 CACHE = tempfile.TemporaryDirectory()
 os.environ.setdefault("COTENSOR_CACHE", CACHE.name)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample", action="store_true", help="Run tests of each strategy with some of them, in turn, as CI does")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
-    if config.getoption("--sample"):
-        items[:], left = sample(items)
-        config.hook.pytest_deselected(items=left)
 
 
 @functools.cache
