@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { test } from "node:test";
-import { AudioProcessor, Generation, ImageProcessor, TextProcessor, contentHash, hashes, keyOnce, loadModels, newHasher, stageKey as stageKeyOfJson } from "../dist/models/core.js";
+import { AudioProcessor, Generation, ImageProcessor, TextProcessor, contentHash, hashes, keyOnce, loadModels, newHasher, runTask, stageKey as stageKeyOfJson, takeArray } from "../dist/models/core.js";
 import { openTiny } from "./support/tiny.mjs";
 
 await loadModels();
@@ -43,31 +43,72 @@ for (const [name, expected] of Object.entries(golden.models)) {
 test("texts are decoded to equal tokens", async () => {
   const { files, family } = await openTiny("whisper");
   const generation = new Generation(files, family, "transcription");
+  const text = new TextProcessor(files, family);
   const { vocabulary, end, end_step, texts } = golden.decodings;
-  const spoken = JSON.parse(generation.spokenLanguage(Float32Array.from({ length: vocabulary }, (_, token) => token)));
+  const spoken = await runTask(generation.spokenLanguage(decoder(() => Float32Array.from({ length: vocabulary }, (_, token) => token))));
   // Here the score of a language is its token.
   const [, language] = spoken.scores;
   assert.deepEqual([generation.hasLanguages, spoken.token], [true, Math.max(...spoken.scores)]);
+  const scoresOf = (step) => {
+    const scores = Float32Array.from({ length: vocabulary }, (_, token) => ((token * 7919 + step * 104_729) % 2048) / 128);
+    if (step === end_step) scores[end] = 64;
+    return scores;
+  };
+  const user = ({ user: name, ...options }) => JSON.stringify({ name, model: "m", task: "transcription", ...options });
   for (const { request, timestamps, prompt, tokens, cut, settings } of texts) {
     assert.deepEqual([...generation.speechPrompt(language, "transcribe", timestamps)], prompt);
-    const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify(request), timestamps);
+    const decoding = generation.decode(text, Uint32Array.from(prompt), false, user(request), timestamps);
     assert.equal(decoding.settingsHash(), settings);
-    for (let step = 0; !decoding.isDone; step++) {
-      const scores = Float32Array.from({ length: vocabulary }, (_, token) => ((token * 7919 + step * 104_729) % 2048) / 128);
-      if (step === end_step) scores[end] = 64;
-      const next = decoding.next(scores);
-      assert.equal(next, tokens[step]);
-    }
-    assert.deepEqual([[...decoding.tokens()], decoding.isCut], [tokens, cut]);
-    assert.throws(() => decoding.next(new Float32Array(vocabulary)), { kind: "Conflict" });
+    const host = decoder(scoresOf);
+    const written = await runTask(decoding.run(host));
+    assert.deepEqual([written, decoding.cutNotice(written.length) !== undefined], [tokens, cut]);
+    // Each run reads the tokens that the run before chose.
+    assert.deepEqual(host.read, [prompt, ...tokens.slice(0, host.read.length - 1).map((token) => [token])]);
+    const given = [...host.pieces, ...decoding.rest(new Uint32Array())].join("");
+    assert.equal(given.trim(), text.transcript(Uint32Array.from(written)));
+    assert.deepEqual(decoding.rest(Uint32Array.from(written)), [], "the text has ended");
     decoding.free();
+    // A caller that finds the tokens gets the same text.
+    const found = generation.decode(text, Uint32Array.from(prompt), false, user(request), timestamps);
+    assert.equal(found.rest(Uint32Array.from(written)).join(""), given);
   }
   const start = Uint32Array.of(generation.start());
-  const broken = generation.decode(start, '{"user": "u"}', false);
-  assert.throws(() => broken.next(new Float32Array(vocabulary).fill(NaN)), { kind: "Engine", message: /logit 0/ });
-  assert.throws(() => generation.decode(start, '{"user": "u", "max_new_tokens": 0}', false), { kind: "Invalid", message: /u.max_new_tokens/ });
-  assert.throws(() => generation.decode(start, '{"user": "u", "beams": 2}', false), { kind: "Invalid", message: /beams/ });
+  const plain = () => generation.decode(text, start, false, user({ user: "u" }), false);
+  await assert.rejects(runTask(plain().run(decoder(() => new Float32Array(vocabulary).fill(NaN)))), { kind: "Engine" });
+  await assert.rejects(runTask(plain().run(decoder(() => Promise.reject(new Error("aborted"))))), { message: "aborted" }, "an error of the page is thrown as it is");
+  const task = plain().run(decoder(scoresOf));
+  task.poll(undefined);
+  task.free();
+  assert.throws(() => generation.decode(text, start, false, user({ user: "u", max_new_tokens: 0 }), false), { kind: "Invalid", message: /u.max_new_tokens/ });
+  assert.throws(() => generation.decode(text, start, false, user({ user: "u", beams: 2 }), false), { kind: "Invalid", message: /beams/ });
 });
+
+/** A host of Whisper's decoder whose graph gives `scores` of each step. */
+function decoder(scores) {
+  const port = (name, dtype, shape) => ({ name, dtype, shape });
+  const cache = (name) => port(name, "float32", ["batch", 2, "rows", 16]);
+  const inputs = [port("input_ids", "int64", ["batch", "tokens"])];
+  const outputs = [port("logits", "float32", ["batch", "tokens", "vocabulary"]), cache("present.0.decoder.key")];
+  const graphs = [
+    { role: "decoder", inputs, outputs },
+    { role: "decoder_with_past", inputs: [...inputs, cache("past_key_values.0.decoder.key")], outputs },
+  ];
+  const [read, pieces] = [[], []];
+  return {
+    read,
+    pieces,
+    graphs: () => JSON.stringify(graphs),
+    value: () => undefined,
+    async run(isFirst, names, values) {
+      assert.deepEqual([isFirst, names], [read.length === 0, ["input_ids"]]);
+      read.push([...takeArray(values[0]).data].map(Number));
+      return scores(read.length - 1);
+    },
+    async text(piece) {
+      pieces.push(piece);
+    },
+  };
+}
 
 /** The stage as the Rust test describes it. `before` is the stage before it in the list. */
 function described({ role, kind, space, precision, continues, inputs, outputs, weights }, before) {

@@ -1,11 +1,13 @@
-//! The graphs of a decoder: what their inputs read, and which outputs one run keeps for the next.
+//! The graphs of a decoder: which outputs one run keeps for the next, and the row of its logits that decides the next token.
+//!
+//! [`decode`](super::decode()) runs them.
 
 use super::numbers::check_numbers;
 use super::ports::StagePorts;
 use cotensor_core::{DType, Error, Result};
 use cotensor_graph::Port;
 use cotensor_preprocess::Array;
-use cotensor_preprocess::family::{DecoderDef, LOGITS, Source, StageDef};
+use cotensor_preprocess::family::{DecoderDef, LOGITS, StageDef};
 
 /// One graph of a decoder, and the meaning of its inputs.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +33,7 @@ pub struct Cached {
 ///
 /// # Errors
 /// `Unsupported` for a decoder without a cache; `Corrupt` when outputs and inputs of the graphs do not match.
-pub fn cached(
+pub(super) fn cached(
     decoder: &DecoderDef,
     half: DecoderPorts<'_>,
     step: DecoderPorts<'_>,
@@ -60,50 +62,6 @@ pub fn cached(
         }
         None => Ok(cached),
     }
-}
-
-/// What an input of a decoder's graph reads in one run.
-#[derive(Clone, Debug, PartialEq)]
-pub enum DecoderInput<'a> {
-    /// This array: tokens, positions, a mask, a flag, an empty cache.
-    Array(Array),
-    /// The embeddings of the tokens.
-    Embeds,
-    /// The output of another stage, or a text.
-    Value(&'a Source),
-}
-
-/// What the input `port` reads in a run on `tokens` after `rows` tokens.
-///
-/// # Errors
-/// `Unsupported` for an input that the family does not describe.
-pub fn decoder_input<'a>(
-    decoder: &DecoderDef,
-    def: &'a StageDef,
-    port: &Port,
-    tokens: &[i64],
-    rows: usize,
-) -> Result<DecoderInput<'a>> {
-    let (name, new) = (port.name.as_str(), tokens.len());
-    let positions = || (rows..rows + new).map(|row| row as i64).collect::<Vec<_>>();
-    let scalar = port.dims.as_ref().is_some_and(Vec::is_empty);
-    let one = if scalar { vec![] } else { vec![1] };
-    let array = match def.inputs.get(name).or_else(|| def.inputs_optional.get(name)) {
-        Some(Source::TokenIds) => Array::i64([1, new], tokens.to_vec()),
-        Some(Source::TokenEmbeds) => return Ok(DecoderInput::Embeds),
-        Some(Source::TokenMask) => Array::i64([1, rows + new], vec![1; rows + new]),
-        Some(Source::TokenPositions) => Array::i64([1, new], positions()),
-        Some(Source::TokenCachePositions) => Array::i64([new], positions()),
-        Some(Source::TokenLogits) => Array::i64(one, vec![1]),
-        Some(Source::CacheFilled) => Array::new(DType::Bool, one, vec![u8::from(rows > 0)]),
-        Some(source) => return Ok(DecoderInput::Value(source)),
-        None if rows == 0 && name.starts_with(decoder.past.as_str()) => empty_cache(port),
-        None => {
-            let message = format!("the family does not describe this input of {:?}", def.role);
-            return Err(Error::unsupported(message).in_field(name));
-        }
-    };
-    array.map(DecoderInput::Array)
 }
 
 /// A cache without rows, for a graph that reads a cache in its first run, too.

@@ -2,11 +2,13 @@
 //!
 //! A [`User`] has a model and a task. This crate knows what lies between its inputs and its [`Answer`]: which values the graphs
 //! of a task read, and what their outputs mean. It opens and runs no graph; the programs around it do, on a machine or in a
-//! browser (it builds for wasm32).
+//! browser (it builds for wasm32): a [`DecoderHost`] runs those of a decoder.
 
 mod answer;
 mod attention;
+mod decode;
 mod decoder;
+mod decoding;
 mod default_task;
 mod definition;
 mod image_tokens;
@@ -32,7 +34,9 @@ mod vocabulary;
 
 pub use answer::{Answer, Object, Output, StageOutput};
 pub use attention::AttentionMemory;
-pub use decoder::{Cached, DecoderInput, DecoderPorts, cached, decoder_input, empty_cache, last_row};
+pub use decode::{Decoder, DecoderHost, Half, at_once, decode, first_inputs, kept_by};
+pub use decoder::{Cached, DecoderPorts, empty_cache, last_row};
+pub use decoding::{Decoding, IsText, TextPieces};
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};
 pub use image_tokens::{expanded, image_token, merged, token_text};

@@ -1,9 +1,9 @@
 //! Windows of speech: the timestamps that the model writes decide where the next window begins.
 
-use super::numbers::{argmax, softmax};
+use super::numbers::{argmax, check_numbers, softmax};
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::AudioWindows;
-use cotensor_preprocess::generation::{TimedSegment, Timestamps};
+use cotensor_preprocess::generation::{GenerationConfig, TimedSegment, Timestamps, language_scores, languages};
 
 /// The name of the task in generation_config.json.
 pub const TRANSCRIBE: &str = "transcribe";
@@ -19,20 +19,18 @@ pub struct SpokenLanguage {
     pub probability: f32,
 }
 
-/// The language with the highest of the `scores` of `languages`, which have names such as `<|en|>`, and tokens.
+/// The language with the highest score after the start token, and the scores of all languages. `scores` has one for each token.
 ///
 /// # Errors
-/// `Corrupt` without languages.
-pub fn spoken_language(languages: &[(String, i64)], scores: &[f32]) -> Result<SpokenLanguage> {
-    let index = argmax(scores);
-    let probability = softmax(scores).get(index).copied();
-    match (languages.get(index), probability) {
-        (Some((name, token)), Some(probability)) => {
-            let code = name.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
-            Ok(SpokenLanguage { code, token: *token, probability })
-        }
-        _ => Err(Error::corrupt("there are no scores of languages")),
-    }
+/// `Invalid` for a model without languages, and for another number of tokens; `Engine` for NaN or infinity.
+pub fn spoken_language(config: &GenerationConfig, scores: &[f32]) -> Result<(SpokenLanguage, Vec<f32>)> {
+    check_numbers(scores)?;
+    let languages = languages(config);
+    let scores = language_scores(config, &languages, scores)?;
+    let index = argmax(&scores);
+    let (name, token) = &languages[index];
+    let code = name.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
+    Ok((SpokenLanguage { code, token: *token, probability: softmax(&scores)[index] }, scores))
 }
 
 /// A part of a transcript.

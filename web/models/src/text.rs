@@ -8,7 +8,6 @@ use crate::sentence::SentencePooling;
 use cotensor_core::{Error, size};
 use cotensor_pipeline::{check_vocabulary, decoded_after};
 use cotensor_preprocess::TokenBatch;
-use cotensor_preprocess::generation::is_text;
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
@@ -113,17 +112,6 @@ impl TextProcessor {
         Ok(decoded_after(&self.text, &before, &ids)?)
     }
 
-    /// The text of tokens that arrive one by one. It continues that of `before`.
-    pub fn stream(&self, before: Vec<u32>) -> TextStream {
-        TextStream(Some(cotensor_preprocess::TextStream::new(Rc::clone(&self.text), before)))
-    }
-
-    /// Whether a token is part of the text of a transcript: timestamps are not.
-    #[wasm_bindgen(js_name = isText)]
-    pub fn is_text(&self, id: u32) -> bool {
-        is_text(&self.text, id.into())
-    }
-
     /// The text of a transcript's tokens, without timestamps and special tokens.
     ///
     /// # Errors
@@ -156,29 +144,6 @@ impl TextProcessor {
     fn checked(&self, batch: TokenBatch) -> Result<Tokens> {
         check_vocabulary(&self.family.config(), batch.ids.as_i64()?.iter().copied())?;
         Ok(Tokens(batch))
-    }
-}
-
-/// Turns tokens into text one by one. The pieces together are the text of all.
-#[wasm_bindgen]
-pub struct TextStream(Option<cotensor_preprocess::TextStream<Rc<cotensor_preprocess::TextProcessor>>>);
-
-#[wasm_bindgen]
-impl TextStream {
-    /// The text that a token completes; empty for a special token, for a part of a character, and after the end.
-    ///
-    /// # Errors
-    /// `Invalid` when the tokenizer cannot decode the tokens.
-    pub fn step(&mut self, id: u32) -> Result<String> {
-        Ok(self.0.as_mut().map_or(Ok(String::new()), |stream| stream.step(id))?)
-    }
-
-    /// The text of the tokens that completed no character. It ends the stream.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step).
-    pub fn finish(&mut self) -> Result<String> {
-        Ok(self.0.take().map_or(Ok(String::new()), |stream| stream.finish())?)
     }
 }
 

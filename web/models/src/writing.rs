@@ -1,53 +1,32 @@
 //! The choice of tokens, one after the other.
 
+use crate::decoder::{Decoder, PageDecoder};
 use crate::errors::{Result, parsed};
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
+use crate::task::{Page, Task};
 use crate::text::{TextProcessor, Tokens};
-use cotensor_core::{DType, Error};
-use cotensor_graph::content::to_f32;
+use cotensor_core::Error;
 use cotensor_pipeline::{
-    SpokenLanguage, check_logits, check_vocabulary, cut_message, expanded, image_token, merged, prompt_of,
-    spoken_language, token_text,
+    DecoderHost, Half, IsText, SpokenLanguage, TextPieces, User, check_logits, check_vocabulary, cut_message, decode,
+    expanded, first_inputs, image_token, prompt_of, spoken_language, token_text,
 };
-use cotensor_preprocess::generation::{
-    FILE, GenerationConfig, Request, Settings, Timestamps, language_scores, languages, speech_prompt,
-};
+use cotensor_preprocess::family::AnswerKind;
+use cotensor_preprocess::generation::{FILE, GenerationConfig, is_text, languages, speech_prompt};
 use cotensor_preprocess::{ChatTemplate, find_json};
-use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
 /// The parameters of generation of a model.
 #[wasm_bindgen]
 pub struct Generation {
-    config: GenerationConfig,
-    /// The parameters for texts with timestamps, and the rules of timestamps.
-    timed: Option<(GenerationConfig, Timestamps)>,
-    positions: Option<usize>,
+    config: Rc<GenerationConfig>,
+    /// The parameters for texts with timestamps.
+    timed: Option<GenerationConfig>,
     family: Rc<ModelFamily>,
     chat: cotensor_core::Result<Option<ChatTemplate>>,
-}
-
-/// `DecodingRequest` of `web/src/models/core.ts`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DecodingRequest {
-    user: String,
-    #[serde(default)]
-    max_new_tokens: Option<usize>,
-    #[serde(default)]
-    min_new_tokens: Option<usize>,
-    #[serde(default)]
-    do_sample: Option<bool>,
-    #[serde(default)]
-    temperature: Option<f32>,
-    #[serde(default)]
-    top_k: Option<usize>,
-    #[serde(default)]
-    top_p: Option<f32>,
-    #[serde(default)]
-    seed: Option<u64>,
+    is_text: IsText,
 }
 
 #[wasm_bindgen]
@@ -60,9 +39,13 @@ impl Generation {
     pub fn new(files: &ConfigFiles, family: &ModelFamily, task: &str) -> Result<Generation> {
         let found = find_json(files, FILE)?;
         let open = || GenerationConfig::of(&family.config(), found.as_ref(), task);
-        let (config, timed) = (open()?, open()?.with_timestamps()?);
-        let positions = family.config().decoder_positions();
-        Ok(Self { config, timed, positions, family: Rc::new(family.clone()), chat: ChatTemplate::open(files) })
+        let (config, timed) = (open()?, open()?.with_timestamps()?.map(|(timed, _)| timed));
+        let is_text = match family.def().task(task)?.answer {
+            AnswerKind::Transcript => is_text,
+            _ => |_: &_, _| true,
+        };
+        let (config, family) = (Rc::new(config), Rc::new(family.clone()));
+        Ok(Self { config, timed, family, chat: ChatTemplate::open(files), is_text })
     }
 
     /// The token that starts a decoding.
@@ -70,7 +53,7 @@ impl Generation {
     /// # Errors
     /// `Invalid` when no file names it.
     pub fn start(&self) -> Result<u32> {
-        token(self.config.start()?)
+        Ok(token(self.config.start()?)?)
     }
 
     /// The tokens of a text that the decoder continues: the text itself, or a chat with the text as the message of a user. `chat`
@@ -93,15 +76,6 @@ impl Generation {
         Ok(Tokens(batch))
     }
 
-    /// The token that stands for an image in a text; nothing for a family whose texts have no images.
-    ///
-    /// # Errors
-    /// `Invalid` when config.json has no token id.
-    #[wasm_bindgen(js_name = imageToken)]
-    pub fn image_token(&self) -> Result<Option<u32>> {
-        image_token(&self.family.config())?.map(token).transpose()
-    }
-
     /// The tokens of a prompt, with as many image tokens as the image's features have rows. `features` is their shape.
     ///
     /// # Errors
@@ -111,24 +85,7 @@ impl Generation {
         let Some(image) = image_token(&self.family.config())? else { return Ok(ids.to_vec()) };
         let ids: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
         let features: Vec<usize> = features.iter().map(|&dim| dim as usize).collect();
-        expanded(&ids, image, &features, &tokenizer.text)?.into_iter().map(token).collect()
-    }
-
-    /// The embeddings of tokens, `width` numbers for each: those of words from `words`, those of the image's tokens from `image`.
-    ///
-    /// # Errors
-    /// `Corrupt` for other numbers of rows than the tokens have.
-    #[wasm_bindgen(js_name = mergedEmbeddings)]
-    pub fn merged_embeddings(&self, ids: &[u32], words: &[f32], image: &[f32], width: usize) -> Result<Vec<f32>> {
-        let ids: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
-        let token = image_token(&self.family.config())?.unwrap_or(-1);
-        let rows = ids.iter().filter(|&&id| id == token).count();
-        let fits = |values: &[f32], rows: usize| rows.checked_mul(width) == Some(values.len());
-        if !fits(image, rows) || !fits(words, ids.len() - rows) {
-            let message = format!("{} tokens of {width}: {} and {} numbers", ids.len(), words.len(), image.len());
-            return Err(Error::corrupt(message).in_field("embeddings").into());
-        }
-        Ok(merged(&ids, token, words, image, width))
+        Ok(tokens(expanded(&ids, image, &features, &tokenizer.text)?)?)
     }
 
     /// What the task puts before a text.
@@ -143,19 +100,24 @@ impl Generation {
         !languages(&self.config).is_empty()
     }
 
-    /// The spoken language, from the scores of all tokens after the start token, as JSON: `SpokenLanguage` of
+    /// The spoken language, by the scores of all tokens after the start token. The result is `SpokenLanguage` of
     /// `web/src/models/core.ts`.
     ///
     /// # Errors
-    /// `Invalid` for a model without languages, and for another number of tokens.
+    /// `Invalid` when no file names the start token, or as [`Decoder::new`]; of the task: `Invalid` for a model without languages,
+    /// and for another number of tokens.
     #[wasm_bindgen(js_name = spokenLanguage)]
-    pub fn spoken_language(&self, logits: &[f32]) -> Result<String> {
-        check_numbers(logits)?;
-        let languages = languages(&self.config);
-        let scores = language_scores(&self.config, &languages, logits)?;
-        let SpokenLanguage { code, token, probability } = spoken_language(&languages, &scores)?;
-        let found = serde_json::json!({"language": code, "token": token, "probability": probability, "scores": scores});
-        Ok(found.to_string())
+    pub fn spoken_language(&self, host: PageDecoder) -> Result<Task> {
+        let (config, start, page) = (Rc::clone(&self.config), self.config.start()?, Rc::new(Page::default()));
+        let decoder = Decoder::new(host, Rc::clone(&page), &self.family)?;
+        Ok(Task::new(page, async move {
+            let inputs = first_inputs(&decoder, &[start]).await?;
+            let logits = decoder.run(Half::Prompt, &inputs, &[]).await?;
+            let (SpokenLanguage { code, token, probability }, scores) = spoken_language(&config, &logits)?;
+            let found =
+                serde_json::json!({"language": code, "token": token, "probability": probability, "scores": scores});
+            Ok(found.to_string())
+        }))
     }
 
     /// The tokens before a transcript. `language` is the token of the language, and `task` is `transcribe` or `translate`; a
@@ -171,172 +133,121 @@ impl Generation {
         } else {
             prompt.extend(self.config.token("no_timestamps_token_id")?);
         }
-        prompt.into_iter().map(token).collect()
+        Ok(tokens(prompt)?)
     }
 
-    /// A decoding after `prompt`. `request` is JSON: `DecodingRequest` of `web/src/models/core.ts`.
+    /// The decoding of a user after `prompt`. `user` is JSON: `UserOptions` of `web/src/models/core.ts`. `continues`: the text
+    /// continues that of the prompt.
     ///
     /// # Errors
     /// `Invalid` for a value out of range; the error names the user's option, or file and field. `Unsupported` for timestamps of a
     /// model without them.
-    pub fn decode(&self, prompt: &[u32], request: &str, timestamps: bool) -> Result<Decoding> {
-        let request: DecodingRequest = parsed(request, "request")?;
-        let asked = Request {
-            user: &request.user,
-            max_new_tokens: request.max_new_tokens,
-            min_new_tokens: request.min_new_tokens,
-            do_sample: request.do_sample,
-            temperature: request.temperature,
-            top_k: request.top_k,
-            top_p: request.top_p,
-            seed: request.seed,
-        };
-        let config = if timestamps { &self.timed()?.0 } else { &self.config };
-        let (settings, reason) = config.settings(&asked, prompt.len(), self.positions)?;
+    pub fn decode(
+        &self,
+        tokenizer: &TextProcessor,
+        prompt: &[u32],
+        continues: bool,
+        user: &str,
+        timestamps: bool,
+    ) -> Result<Decoding> {
+        let user: User = parsed(user, "options")?;
+        let config = if timestamps { self.timed()? } else { &self.config };
+        let rules = cotensor_pipeline::Decoding::new(&user, config, &self.family.config(), prompt.len())?;
         let prompt: Vec<i64> = prompt.iter().map(|&token| token.into()).collect();
         check_vocabulary(&self.family.config(), prompt.iter().copied())?;
-        let family = Rc::clone(&self.family);
-        Ok(Decoding { settings, reason, prompt, tokens: Vec::new(), ended: false, family })
+        let before = if continues { prompt.as_slice() } else { &[] };
+        let pieces = RefCell::new(Some(TextPieces::new(Rc::clone(&tokenizer.text), before, self.is_text)));
+        Ok(Decoding(Rc::new(Text { rules, prompt, family: Rc::clone(&self.family), pieces })))
     }
-
-    /// The parts of the tokens of a window of `steps` steps, between timestamps, as JSON: `{"segments": [{"tokens": [from, to],
-    /// "steps": [from, to]}], "next": step}`. The next window begins at step `next`; `null` is the end of this window.
-    ///
-    /// # Errors
-    /// `Unsupported` for a model without timestamps.
-    pub fn segments(&self, tokens: &[u32], steps: u32) -> Result<String> {
-        let tokens: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
-        let (segments, next) = self.timed()?.1.segments(&tokens, steps.into());
-        let segments = segments.into_iter().map(|each| Segment {
-            tokens: [each.tokens.start, each.tokens.end],
-            steps: [each.steps.start, each.steps.end],
-        });
-        Ok(serde_json::json!({"segments": segments.collect::<Vec<_>>(), "next": next}).to_string())
-    }
-
-    /// The parameters that would change the tokens and are not applied, as `name = value`.
-    pub fn unapplied(&self) -> Vec<String> {
-        self.config.unapplied()
-    }
-}
-
-#[derive(Serialize)]
-struct Segment {
-    tokens: [usize; 2],
-    steps: [i64; 2],
 }
 
 impl Generation {
-    fn timed(&self) -> cotensor_core::Result<&(GenerationConfig, Timestamps)> {
+    fn timed(&self) -> cotensor_core::Result<&GenerationConfig> {
         self.timed.as_ref().ok_or_else(|| Error::unsupported("the model has no timestamps").in_field("timestamps"))
     }
 }
 
-/// The tokens of a text that is being written.
+/// A text that a decoder writes.
 #[wasm_bindgen]
-pub struct Decoding {
-    settings: Settings,
-    reason: String,
+pub struct Decoding(Rc<Text>);
+
+struct Text {
+    rules: cotensor_pipeline::Decoding,
     prompt: Vec<i64>,
-    tokens: Vec<i64>,
-    ended: bool,
     family: Rc<ModelFamily>,
+    /// `None` after the end of the text.
+    pieces: RefCell<Option<TextPieces<Rc<cotensor_preprocess::TextProcessor>>>>,
 }
 
 #[wasm_bindgen]
 impl Decoding {
-    /// The next token, given the scores of all tokens (the last row of the decoder's logits); nothing at the end of the text.
+    /// Decodes. The result is a list: the tokens, without the prompt and without the end token. `host` gets the text
+    /// piece by piece.
     ///
     /// # Errors
-    /// `Corrupt` when no token is allowed, `Engine` for NaN or infinity, `Conflict` after the end.
-    pub fn next(&mut self, mut logits: Vec<f32>) -> Result<Option<u32>> {
-        check_numbers(&logits)?;
-        check_logits(&self.family.config(), logits.len())?;
-        if self.is_done() {
-            let message = "the text has ended";
-            return Err(Error::new(cotensor_core::ErrorKind::Conflict, message).in_field("next").into());
-        }
-        let next = self.settings.next_token(&mut logits, &self.prompt, &self.tokens)?;
-        if self.settings.ends.contains(&next) {
-            self.ended = true;
-            return Ok(None);
-        }
-        let next_token = token(next)?;
-        self.tokens.push(next);
-        Ok(Some(next_token))
+    /// As [`Decoder::new`]; of the task: as [`decode`].
+    pub fn run(&self, host: PageDecoder) -> Result<Task> {
+        let (text, page) = (Rc::clone(&self.0), Rc::new(Page::default()));
+        let decoder = Decoder::new(host.clone(), Rc::clone(&page), &text.family)?;
+        Ok(Task::new(Rc::clone(&page), async move {
+            let mut decoder = cotensor_pipeline::Decoder::new(decoder)?;
+            let scores = decoder.read(&text.prompt).await?;
+            check_logits(&text.family.config(), scores.len())?;
+            let on_token = async |token| {
+                if let Some(piece) = text.piece(token)? {
+                    page.wait(host.text(&piece)).await;
+                }
+                Ok(())
+            };
+            let written = decode(&mut decoder, scores, &text.prompt, &text.rules.settings, on_token).await?;
+            Ok(serde_json::json!(tokens(written)?).to_string())
+        }))
     }
 
-    /// As [`next`](Self::next), for scores that are the little-endian bytes of `float16` numbers.
+    /// The pieces of the text that `run` did not give, which end the text: those of `tokens`, which another decoding wrote, and
+    /// the rest.
     ///
     /// # Errors
-    /// As [`next`](Self::next).
-    #[wasm_bindgen(js_name = nextOfHalves)]
-    pub fn next_of_halves(&mut self, logits: &[u8]) -> Result<Option<u32>> {
-        let mut widened = vec![0; logits.len() * 2];
-        to_f32(DType::F16, logits, &mut widened);
-        let numbers = widened.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
-        self.next(numbers.collect())
+    /// `Invalid` when the tokenizer cannot decode the tokens.
+    pub fn rest(&self, tokens: &[u32]) -> Result<Vec<String>> {
+        let pieces = tokens.iter().map(|&token| self.0.piece(token.into()));
+        let pieces = pieces.collect::<cotensor_core::Result<Vec<_>>>()?;
+        let rest = self.0.pieces.take().map(TextPieces::finish).transpose()?;
+        Ok(pieces.into_iter().chain(rest).flatten().collect())
     }
 
-    /// Whether no token follows: the text has ended, or it has the most tokens.
-    #[wasm_bindgen(getter, js_name = isDone)]
-    pub fn is_done(&self) -> bool {
-        self.ended || self.tokens.len() >= self.settings.max
+    /// What the text depends on and the user did not request.
+    pub fn notices(&self) -> Vec<String> {
+        self.0.rules.notices.clone()
     }
 
-    /// Whether the text was stopped at the most tokens, and may be incomplete.
-    #[wasm_bindgen(getter, js_name = isCut)]
-    pub fn is_cut(&self) -> bool {
-        !self.ended && self.tokens.len() >= self.settings.max
-    }
-
-    /// The tokens so far, without the prompt and without the end token.
-    pub fn tokens(&self) -> Vec<u32> {
-        // `next` checked that they fit.
-        self.tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect()
-    }
-
-    /// The most tokens.
-    #[wasm_bindgen(getter)]
-    pub fn max(&self) -> usize {
-        self.settings.max
-    }
-
-    /// Where the most tokens come from, for messages.
-    #[wasm_bindgen(getter)]
-    pub fn reason(&self) -> String {
-        self.reason.clone()
+    /// A notice for a text of `tokens` tokens that may be incomplete.
+    #[wasm_bindgen(js_name = cutNotice)]
+    pub fn cut_notice(&self, tokens: usize) -> Option<String> {
+        self.0.rules.cut_notice(tokens)
     }
 
     /// The hash of everything besides model and prompt that decides the tokens, 64 hexadecimal digits.
     #[wasm_bindgen(js_name = settingsHash)]
     pub fn settings_hash(&self) -> String {
-        self.settings.hash().to_string()
+        self.0.rules.settings.hash().to_string()
     }
+}
 
-    /// The seed with which tokens are drawn; nothing if the likeliest token is chosen.
-    #[wasm_bindgen(getter)]
-    pub fn seed(&self) -> Option<f64> {
-        self.settings.sampling.map(|sampling| sampling.seed as f64)
+impl Text {
+    fn piece(&self, token: i64) -> cotensor_core::Result<Option<String>> {
+        self.pieces.borrow_mut().as_mut().map_or(Ok(None), |pieces| pieces.piece(token))
     }
 }
 
 /// # Errors
 /// `Invalid` for a number that no token has.
-fn token(id: i64) -> Result<u32> {
-    Ok(u32::try_from(id).map_err(|_| Error::invalid(format!("{id} is not a token id")).in_file(FILE))?)
+fn token(id: i64) -> cotensor_core::Result<u32> {
+    u32::try_from(id).map_err(|_| Error::invalid(format!("{id} is not a token id")).in_file(FILE))
 }
 
 /// # Errors
-/// `Engine` for NaN or infinity, and for no numbers.
-fn check_numbers(logits: &[f32]) -> Result<()> {
-    match logits.iter().position(|logit| !logit.is_finite()) {
-        None if !logits.is_empty() => Ok(()),
-        found => {
-            let message = found.map_or("the model gives no logits".into(), |at| {
-                format!("logit {at} is {}, which no token follows from", logits[at])
-            });
-            Err(Error::new(cotensor_core::ErrorKind::Engine, message).in_field("logits").into())
-        }
-    }
+/// As [`token`].
+fn tokens(ids: Vec<i64>) -> cotensor_core::Result<Vec<u32>> {
+    ids.into_iter().map(token).collect()
 }

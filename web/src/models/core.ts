@@ -4,10 +4,11 @@ import { moduleLoader } from "../module.js";
 import type { StageHashes } from "../stage/keys.js";
 import type { DType, Kind } from "../types.js";
 import type { Hasher } from "../weights/hash.js";
-import init, { ContentHasher, GraphFile, arrayIdentity, outputIdentity, stageKey, type ArrayHandle } from "./cotensor_models.js";
+import init, { ContentHasher, GraphFile, arrayIdentity, outputIdentity, stageKey, type ArrayHandle, type Task } from "./cotensor_models.js";
 
 export {
   AnswerReader,
+  ArrayHandle,
   AudioProcessor,
   CheckpointHeader,
   ConfigFiles,
@@ -21,7 +22,6 @@ export {
   SentencePooling,
   StageGraph,
   TextProcessor,
-  TextStream,
   Tokens,
   contentHash,
   imageSize,
@@ -98,10 +98,8 @@ export interface KeyRequest {
   readonly outputs: readonly string[];
 }
 
-/** What `Generation.decode` reads, as JSON. A missing field has the model's value. */
-export interface DecodingRequest {
-  /** The user's name, for error messages. */
-  readonly user: string;
+/** How a text is decoded. A missing field has the model's value. */
+export interface DecodingOptions {
   readonly max_new_tokens?: number;
   readonly min_new_tokens?: number;
   readonly do_sample?: boolean;
@@ -111,8 +109,8 @@ export interface DecodingRequest {
   readonly seed?: number;
 }
 
-/** A user of a model with the options that the program gave: the JSON that `ModelFamily.checkOptions` reads. */
-export interface UserOptions extends Omit<DecodingRequest, "user"> {
+/** A user of a model with the options that the program gave: the JSON that `ModelFamily.checkOptions` and `Generation.decode` read. */
+export interface UserOptions extends DecodingOptions {
   /** The user's name, for error messages. */
   readonly name: string;
   readonly model: string;
@@ -137,7 +135,7 @@ export interface AnswerRequest {
   readonly prompt_tokens: number;
 }
 
-/** The JSON that `Generation.spokenLanguage` returns. */
+/** The result of the task of `Generation.spokenLanguage`. */
 export interface SpokenLanguage {
   /** Its code, such as `en`. */
   readonly language: string;
@@ -148,13 +146,6 @@ export interface SpokenLanguage {
   readonly scores: readonly number[];
 }
 
-/** What `Generation.segments` returns, as JSON. */
-export interface TimedSegments {
-  readonly segments: readonly { readonly tokens: readonly [from: number, to: number]; readonly steps: readonly [from: number, to: number] }[];
-  /** The step at which the next window begins; `null` for the end of this one. */
-  readonly next: number | null;
-}
-
 /** Loads the module, once. After a failed attempt, the next call tries again. Everything else here works after it. */
 export const loadModels = moduleLoader("models", () => new URL("./cotensor_models_bg.wasm", import.meta.url), init);
 
@@ -163,6 +154,16 @@ export async function openGraph(file: string, bytes: Uint8Array, external: (loca
   await loadModels();
   const locations = GraphFile.locations(file, bytes);
   return new GraphFile(file, bytes, locations, await Promise.all(locations.map(external)));
+}
+
+/** Runs a task of the module, which is freed. An error of the page ends it. */
+export async function runTask<Result>(task: Task): Promise<Result> {
+  try {
+    for (let wait: unknown = task.poll(undefined); wait !== undefined; ) wait = task.poll(await wait);
+    return JSON.parse(task.result()) as Result;
+  } finally {
+    task.free();
+  }
 }
 
 /** The elements of an array, which is freed. */

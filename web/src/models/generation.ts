@@ -3,7 +3,7 @@ import type { Input } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import { identity } from "../stage/keys.js";
 import type { Answer, Output } from "./answers.js";
-import { hashes, takeArray, type DecodingRequest, type TextStream, type Tokens as EncodedTexts } from "./core.js";
+import { hashes, runTask, takeArray, type DecodingOptions, type Tokens as EncodedTexts, type UserOptions } from "./core.js";
 import { Decoder } from "./decoder.js";
 import { reads } from "./definition.js";
 import type { GenerationOptions } from "./model.js";
@@ -33,7 +33,7 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
     prompt = [generation.start(), ...text];
   }
   const continues = task.prompt || (task.begins && inputs.text !== undefined);
-  const tokens = await decode(run, decoders, prompt, read, () => new TextStreamer(run, continues ? prompt : []));
+  const tokens = await decode(run, decoders, prompt, read, continues);
   const answer: Answer = {
     type: "text",
     text: model.text.decodeAfter(Uint32Array.from(continues ? prompt : []), tokens),
@@ -43,54 +43,16 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
   return { answer, outputs: [tokensOutput(tokens)] };
 }
 
-/** Gives the program a text piece by piece. */
-export class TextStreamer {
-  readonly #stream: TextStream | undefined;
-
-  /** The text continues that of the tokens `before`. */
-  constructor(
-    private readonly run: Run,
-    before: readonly number[],
-    private readonly isText: (token: number) => boolean = () => true,
-  ) {
-    if (run.call.onText) this.#stream = run.model.text.stream(Uint32Array.from(before));
-  }
-
-  add(token: number): void {
-    if (this.#stream && this.isText(token)) this.#give(this.#stream.step(token));
-  }
-
-  /** Gives the rest. */
-  finish(): void {
-    this.#give(this.#stream?.finish() ?? "");
-  }
-
-  free(): void {
-    this.#stream?.free();
-  }
-
-  #give(piece: string): void {
-    // An aborted call has ended for the program.
-    this.run.call.signal?.throwIfAborted();
-    if (piece !== "") this.run.call.onText?.(piece);
-  }
-}
-
 /**
- * The tokens that a decoder writes after `prompt`. `read`: the other inputs of its graphs. Equal decodings are computed once. Each token is given
- * to the streamer that `open` makes.
+ * The tokens that a decoder writes after `prompt`, whose text they continue if `continues`. `read`: the other inputs of its graphs. Equal decodings
+ * are computed once.
  */
-export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], open: () => TextStreamer): Promise<Uint32Array> {
+export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], continues = false): Promise<Uint32Array> {
   const { model, task, options } = run;
-  const generation = model.generation(task.name);
-  const request: DecodingRequest = { user: model.name, ...decodingOptions(options) };
-  const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify(request), false);
-  const streamer = open();
+  const user: UserOptions = { name: model.name, model: model.name, task: task.name, ...decodingOptions(options) };
+  const decoding = model.generation(task.name).decode(model.text, Uint32Array.from(prompt), continues, JSON.stringify(user), false);
   try {
-    for (const each of generation.unapplied()) run.notices.push(`${each} of the model's configuration is not applied`);
-    if (decoding.seed !== undefined && options.seed === undefined) {
-      run.notices.push(`tokens are drawn with seed ${decoding.seed}; another seed gives another text`);
-    }
+    run.notices.push(...decoding.notices());
     const graphs = [...roles, ...(model.decoder?.embed ? [model.decoder.embed] : [])];
     const identities = read.map((value) => identity(hashes, value));
     // Whether this call decodes; another one may.
@@ -99,26 +61,16 @@ export async function decode(run: Run, roles: readonly string[], prompt: readonl
       const decoder = await Decoder.open(run, roles);
       isOurs = true;
       try {
-        for (let next: readonly number[] = prompt; ; ) {
-          run.call.signal?.throwIfAborted();
-          const token = decoding.next(await decoder.read(next));
-          if (token !== undefined) streamer.add(token);
-          if (token === undefined || decoding.isDone) return decoding.tokens();
-          next = [token];
-        }
+        return Uint32Array.from(await runTask<number[]>(decoding.run(decoder)));
       } finally {
         decoder.dispose();
       }
     });
-    if (!isOurs) tokens.forEach((token) => streamer.add(token));
-    streamer.finish();
-    if (tokens.length >= decoding.max) {
-      run.notices.push(`decoding was stopped after ${tokens.length} tokens (${decoding.reason}); the text may be incomplete`);
-    }
+    for (const piece of decoding.rest(isOurs ? new Uint32Array() : tokens)) run.give(piece);
+    run.notices.push(...[decoding.cutNotice(tokens.length) ?? []].flat());
     return tokens;
   } finally {
     decoding.free();
-    streamer.free();
   }
 }
 
@@ -129,7 +81,7 @@ export function tokensOutput(tokens: Uint32Array): Output {
 }
 
 /** The options that the program gave, under their names in the module. */
-export function decodingOptions(options: GenerationOptions): Omit<DecodingRequest, "user"> {
+export function decodingOptions(options: GenerationOptions): DecodingOptions {
   const given: Record<string, number | boolean> = {};
   for (const [name, { field, type }] of Object.entries(OPTIONS)) {
     const value: unknown = options[name as keyof GenerationOptions];
@@ -145,7 +97,7 @@ const COUNT = { name: "an integer of 0 or more", has: (value: unknown) => Number
 const NUMBER = { name: "a number", has: (value: unknown) => Number.isFinite(value) };
 const FLAG = { name: "true or false", has: (value: unknown) => typeof value === "boolean" };
 
-const OPTIONS: Readonly<Record<Exclude<keyof GenerationOptions, "chat">, { readonly field: keyof DecodingRequest; readonly type: typeof COUNT }>> = {
+const OPTIONS: Readonly<Record<Exclude<keyof GenerationOptions, "chat">, { readonly field: keyof DecodingOptions; readonly type: typeof COUNT }>> = {
   maxNewTokens: { field: "max_new_tokens", type: COUNT },
   minNewTokens: { field: "min_new_tokens", type: COUNT },
   doSample: { field: "do_sample", type: FLAG },

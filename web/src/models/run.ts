@@ -78,6 +78,12 @@ export class Run {
     this.textTokens = tokens;
   }
 
+  /** Gives the program a piece of a text. An aborted call has ended for the program. */
+  give(piece: string): void {
+    this.call.signal?.throwIfAborted();
+    this.call.onText?.(piece);
+  }
+
   setValue(source: string, value: Input): void {
     this.#values.set(source, value);
     if (value instanceof Tensor) this.#leases.push(value);

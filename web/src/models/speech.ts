@@ -1,8 +1,8 @@
 // Whisper's tasks: the transcript of speech, and its language.
 import type { Answer, Output } from "./answers.js";
-import type { Generation, SpokenLanguage } from "./core.js";
+import { runTask, type SpokenLanguage } from "./core.js";
 import { Decoder } from "./decoder.js";
-import { decode, TextStreamer, tokensOutput } from "./generation.js";
+import { decode, tokensOutput } from "./generation.js";
 import type { Run } from "./run.js";
 
 /** Identifies the language, and writes the text. Equal sounds are transcribed once. */
@@ -12,7 +12,7 @@ export async function transcribe(run: Run): Promise<{ answer: Answer; outputs: O
   const encoded = await run.result(encoder);
   const language = model.generation(task.name).hasLanguages ? await spokenLanguage(run, decoders) : undefined;
   const prompt = [...model.generation(task.name).speechPrompt(language?.token, "transcribe", false)];
-  const tokens = await decode(run, decoders, prompt, [encoded], () => new TextStreamer(run, [], (token) => model.text.isText(token)));
+  const tokens = await decode(run, decoders, prompt, [encoded]);
   return { answer: { type: "transcript", text: model.text.transcript(tokens).trim(), tokens: tokens.length }, outputs: [tokensOutput(tokens)] };
 }
 
@@ -25,12 +25,9 @@ export async function identifyLanguage(run: Run): Promise<{ answer: Answer; outp
 }
 
 async function spokenLanguage(run: Run, decoders: readonly string[]): Promise<SpokenLanguage> {
-  // The model may be disposed at each wait.
-  const generation = (): Generation => run.model.generation(run.task.name);
   const decoder = await Decoder.open(run, decoders);
   try {
-    const scores = await decoder.read([generation().start()]);
-    return JSON.parse(generation().spokenLanguage(scores)) as SpokenLanguage;
+    return await runTask<SpokenLanguage>(run.model.generation(run.task.name).spokenLanguage(decoder));
   } finally {
     decoder.dispose();
   }

@@ -1,14 +1,12 @@
 //! Runs the decoder of a model: a decoding is one result, which users with equal settings share.
 
-use super::decode::{Decoded, Decoder, DecoderGraph, Embed, GenerationConfig, OnToken, decode};
-use super::image_tokens::Images;
+use super::decode::{Decoded, Decoder, DecoderGraph, Embeds, GenerationConfig, OnToken, decode};
 use super::run::Run;
 use crate::engine::{Output, OwnMemory};
 use crate::stage::Stage;
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_pipeline::{User, check_logits};
-use cotensor_preprocess::TextStream;
+use cotensor_pipeline::{Decoding, IsText, TextPieces, User, check_logits};
 use cotensor_preprocess::family::{DecoderDef, LOGITS, Source, StageDef, Task};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +29,7 @@ pub(super) struct Shown<'a> {
     /// The tokens before the first one: they decide whether the text begins with a space.
     pub(super) before: &'a [i64],
     /// Whether a token is part of the text.
-    pub(super) is_text: &'a dyn Fn(i64) -> bool,
+    pub(super) is_text: IsText,
 }
 
 impl Generator {
@@ -59,14 +57,14 @@ impl Generator {
         let values = run.values.clone();
         let decoder = self.decoder(&values, None);
         let inputs = decoder.first_inputs(ids)?;
-        let inputs: Vec<(&str, &Value)> = inputs.iter().map(|(name, value)| (*name, value)).collect();
+        let inputs: Vec<(&str, &Value)> = inputs.iter().map(|(name, value)| (name.as_str(), value)).collect();
         run.one(&self.prompt.0, &inputs, LOGITS, "start")
     }
 
     /// Decodes after `prompt` as the user and the model's files say. Returns the tokens.
     ///
     /// # Errors
-    /// As [`GenerationConfig::settings`], [`Decoder::start`] and [`decode`]; the errors of `on_text`.
+    /// As [`Decoding::new`], [`Decoder::start`] and [`decode`]; the errors of `on_text`.
     pub(super) fn generate(
         &self,
         run: &mut Run<'_>,
@@ -76,35 +74,18 @@ impl Generator {
         shown: &Shown<'_>,
         on_text: &mut OnText<'_>,
     ) -> Result<Vec<i64>> {
-        let request = user.request();
-        let (settings, reason) =
-            config.settings(&request, prompt.len(), run.model.model_config().decoder_positions())?;
-        for parameter in config.unapplied() {
-            run.notice(format!("{parameter} of the model's configuration is not applied"));
-        }
-        if let Some(sampling) = settings.sampling.filter(|_| request.seed.is_none()) {
-            run.notice(format!("tokens are drawn with seed {}; another seed gives another text", sampling.seed));
-        }
+        let decoding = Decoding::new(user, config, &run.model.model_config(), prompt.len())?;
+        let settings = &decoding.settings;
+        decoding.notices.iter().for_each(|notice| run.notice(notice.clone()));
         let values = run.values.clone();
-        let images = Images::of(run.model, &values)?;
-        let embed = self.embed.as_ref().map(|stage| {
-            let images = &images;
-            move |ids: &[i64]| images.embed(stage, ids)
-        });
-        let decoder = self.decoder(&values, embed.as_ref().map(|embed| embed as &Embed<'_>));
+        let embeds = self.embed.as_ref().map(|stage| Embeds::of(run.model, stage, &values)).transpose()?;
+        let decoder = self.decoder(&values, embeds.as_ref());
         let rows_max = prompt.len() + settings.max;
         let of_prompt = self.identity(prompt, &values);
         let step_space = self.step.0.space().map_or(ContentHash::of(b""), |space| space.0);
         let tokenizer = run.tokenizer()?;
-        let before = shown.before.iter().filter_map(|&id| u32::try_from(id).ok());
-        let mut stream = TextStream::new(tokenizer, before.collect());
-        let mut on_token = |token: i64| match u32::try_from(token) {
-            Ok(id) if (shown.is_text)(token) => {
-                let piece = stream.step(id)?;
-                if piece.is_empty() { Ok(()) } else { on_text(&piece) }
-            }
-            _ => Ok(()),
-        };
+        let mut pieces = TextPieces::new(tokenizer, shown.before, shown.is_text);
+        let mut on_token = |token: i64| pieces.piece(token)?.map_or(Ok(()), |piece| on_text(&piece));
         let (copied, of_run) = (Cell::new(0), RefCell::new(Vec::new()));
         let (model, holder) = (run.model, run.holder);
         let stage = &self.prompt.0;
@@ -115,21 +96,23 @@ impl Generator {
                 let read = stage
                     .run_once("prompt", &[of_prompt], holder, |allocator| decoder.read_prompt(prompt, allocator))?;
                 of_run.borrow_mut().extend(read.made());
-                decoder.resume(&read.outputs, prompt.len(), rows_max)?
+                decoder.resume(&read.outputs, prompt.len(), rows_max, &memory)?
             } else if self.is_split() {
                 let read = decoder.read_prompt(prompt, &memory)?.into_iter().map(Output::into_array);
                 let read: Vec<Value> = read.map(|array| array.map(Value::from)).collect::<Result<_>>()?;
-                decoder.resume(&read, prompt.len(), rows_max)?
+                decoder.resume(&read, prompt.len(), rows_max, &memory)?
             } else {
                 decoder.start(prompt, rows_max, &memory)?
             };
             check_logits(&model.model_config(), scores.len())?;
             let on_token: &mut OnToken<'_> = &mut on_token;
-            let Decoded { tokens, copied_bytes } = decode(state, scores, prompt, &settings, on_token, &memory)?;
+            let Decoded { tokens, copied_bytes } = decode(state, scores, prompt, settings, on_token)?;
             copied.set(copied_bytes);
             Ok(vec![Array::i64([tokens.len()], tokens)?.into()])
         })?;
-        images.record_copies(run.model);
+        if let Some(embeds) = &embeds {
+            embeds.record_copies(run.model);
+        }
         let signature = format!("decoding:{}:{}", settings.hash().short(), of_prompt.short());
         run.made.append(&mut of_run.into_inner());
         let others: Vec<&Stage> = std::iter::once(&self.prompt.0).chain(&self.embed).map(|stage| &**stage).collect();
@@ -138,18 +121,16 @@ impl Generator {
         if !decoded.computed {
             tokens.iter().try_for_each(|&token| on_token(token))?;
         }
-        let rest = stream.finish()?;
-        if !rest.is_empty() {
+        if let Some(rest) = pieces.finish()? {
             on_text(&rest)?;
         }
-        if tokens.len() >= settings.max {
-            let count = tokens.len();
-            run.notice(format!("decoding was stopped after {count} tokens ({reason}); the text may be incomplete"));
+        if let Some(notice) = decoding.cut_notice(tokens.len()) {
+            run.notice(notice);
         }
         Ok(tokens)
     }
 
-    fn decoder<'d>(&'d self, values: &'d HashMap<Source, Value>, embed: Option<&'d Embed<'d>>) -> Decoder<'d> {
+    fn decoder<'d>(&'d self, values: &'d HashMap<Source, Value>, embed: Option<&'d Embeds<'d>>) -> Decoder<'d> {
         let half = |(stage, def): &'d (Arc<Stage>, &'static StageDef)| DecoderGraph { graph: &**stage.graph(), def };
         Decoder { def: self.def, prompt: half(&self.prompt), step: half(&self.step), values, embed }
     }

@@ -7,7 +7,6 @@ mod embedding;
 mod encoded;
 mod explain;
 mod generator;
-mod image_tokens;
 mod inputs;
 mod logit_ranking;
 mod opened;

@@ -1,13 +1,15 @@
 //! Texts that a decoder writes: continuations of a text, summaries, translations.
 
-use super::decode::GenerationConfig;
+use super::decode::{GenerationConfig, features};
 use super::generator::{Generator, OnText, Shown};
-use super::image_tokens;
 use super::inputs::Inputs;
 use super::run::Run;
 use crate::model::Model;
-use cotensor_core::Result;
-use cotensor_pipeline::{Answer, Output, User, check_vocabulary, cut_message, decoded_after, lacks, prompt_of};
+use cotensor_core::{Error, Result};
+use cotensor_pipeline::{
+    Answer, Output, User, check_vocabulary, cut_message, decoded_after, expanded, image_token, lacks, prompt_of,
+    token_text,
+};
 use cotensor_preprocess::family::{Medium, Task};
 
 /// Runs the encoders of the task, and decodes.
@@ -41,7 +43,7 @@ pub(super) fn generate(
     let mut continues = task.prompt;
     let ids = if task.prompt {
         text_ids = prompt_ids(run, user, &text_of(&config, user, inputs)?)?;
-        image_tokens::expanded(run, &text_ids)?
+        expanded_prompt(run, &text_ids)?
     } else {
         let mut ids = vec![config.start()?];
         if let Some(text) = user.texts.first().filter(|_| task.begins) {
@@ -53,7 +55,7 @@ pub(super) fn generate(
     };
     check_vocabulary(&run.model.model_config(), text_ids.iter().chain(&ids).copied())?;
     let before = if continues { ids.as_slice() } else { &[] };
-    let shown = Shown { before, is_text: &|_| true };
+    let shown = Shown { before, is_text: |_, _| true };
     let tokens = generator.generate(run, user, &config, &ids, &shown, on_text)?;
     let text = decoded_after(run.tokenizer()?, before, &tokens)?;
     let answer = Answer::Text { text, tokens: tokens.len(), prompt_tokens: text_ids.len() };
@@ -64,11 +66,20 @@ pub(super) fn generate(
 /// text about an image that does not have the image's token is a message.
 fn prompt_ids(run: &mut Run<'_>, user: &User, text: &str) -> Result<Vec<i64>> {
     let model = run.model;
-    let image = image_tokens::image_token_text(model)?;
+    let image = image_token(&model.model_config())?;
+    let image = image.map(|token| Ok::<_, Error>(token_text(model.text()?, token))).transpose()?;
     let field = format!("{}.chat", user.name);
     let prompt = prompt_of(text, image.as_deref(), (user.chat, &field), &model.model_config(), || model.chat())?;
     let (notices, ids) = (run.notices.len(), run.encode_text(&prompt.text, prompt.is_plain)?);
     if prompt.is_chat && run.notices.len() > notices { Err(cut_message()) } else { Ok(ids) }
+}
+
+/// The tokens of a prompt, with as many image tokens as the image's features have rows.
+fn expanded_prompt(run: &Run<'_>, ids: &[i64]) -> Result<Vec<i64>> {
+    match (image_token(&run.model.model_config())?, features(run.model, &run.values)) {
+        (Some(token), Some(features)) => expanded(ids, token, features.shape(), run.model.text()?),
+        _ => Ok(ids.to_vec()),
+    }
 }
 
 /// The roles of the task that run before the decoder.

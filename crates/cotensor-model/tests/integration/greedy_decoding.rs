@@ -77,7 +77,7 @@ fn check_without_a_store(engine: &dyn Engine) {
             seen.push(token);
             Ok(())
         };
-        let decoded = decode(state, scores, start, settings, &mut on_token, &memory).unwrap();
+        let decoded = decode(state, scores, start, settings, &mut on_token).unwrap();
         assert_eq!(decoded.tokens, seen, "each token is given as soon as it is chosen");
         decoded
     };
@@ -111,7 +111,7 @@ fn check_without_a_store(engine: &dyn Engine) {
         left -= 1;
         if left == 0 { Err(Error::new(ErrorKind::Conflict, "stopped")) } else { Ok(()) }
     };
-    let stopped = decode(state, scores, start, &Settings::greedy(all), &mut stop, &memory);
+    let stopped = decode(state, scores, start, &Settings::greedy(all), &mut stop);
     assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Conflict);
 }
 
@@ -134,16 +134,16 @@ fn check_continued_prompt(engine: &dyn Engine) {
     let read = decoder.read_prompt(start, &memory).unwrap();
     let read: Vec<Value> = read.into_iter().map(|output| output.into_array().unwrap().into()).collect();
     for _ in 0..2 {
-        let (state, scores) = decoder.resume(&read, start.len(), 448).unwrap();
+        let (state, scores) = decoder.resume(&read, start.len(), 448, &memory).unwrap();
         let settings = Settings::greedy(fixture.tokens.len());
-        let decoded = decode(state, scores, start, &settings, &mut |_| Ok(()), &memory).unwrap();
+        let decoded = decode(state, scores, start, &settings, &mut |_| Ok(())).unwrap();
         assert_eq!(decoded.tokens, fixture.tokens);
         // rten copies what it extends once, and reads the encoder's part in place.
         let prompt_bytes = fixture.prompt.len() as u64 * ROW_BYTES;
         assert!(decoded.copied_bytes >= prompt_bytes);
         assert!(decoded.copied_bytes == prompt_bytes || engine.name() != RtenEngine::NAME);
     }
-    assert_eq!(decoder.resume(&read[1..], 4, 448).err().unwrap().kind(), ErrorKind::Corrupt);
+    assert_eq!(decoder.resume(&read[1..], 4, 448, &memory).err().unwrap().kind(), ErrorKind::Corrupt);
 }
 
 #[test]
@@ -189,6 +189,6 @@ fn check_with_a_store(engine: Arc<dyn Engine>) {
     let start = &fixture.prompt;
     let (state, scores) = decoder.start(start, 448, &memory).unwrap();
     let settings = Settings::greedy(fixture.tokens.len());
-    let decoded = decode(state, scores, start, &settings, &mut |_| Ok(()), &memory).unwrap();
+    let decoded = decode(state, scores, start, &settings, &mut |_| Ok(())).unwrap();
     assert_eq!(decoded.tokens, fixture.tokens);
 }

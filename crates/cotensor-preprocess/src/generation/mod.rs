@@ -1,6 +1,6 @@
 //! Writing text: the parameters of generation, and the choice of each token from the scores that a decoder gives.
 //!
-//! The rules are those of transformers. The loop that runs a decoder's graphs is elsewhere: on each machine, and in browsers.
+//! The rules are those of transformers. The loop that runs a decoder's graphs is in cotensor-pipeline.
 
 mod config;
 mod sampling;

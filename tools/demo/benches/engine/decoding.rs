@@ -56,7 +56,7 @@ fn compare(cache: &Path, engine: &str, features: &[f32], mut plain: impl FnMut()
     let memory = OwnMemory::default();
     let ours = || -> Decoded {
         let (state, scores) = decoder.start(&[0], TOKENS + 1, &memory).unwrap();
-        decode(state, scores, &[0], &Settings::greedy(TOKENS), &mut |_| Ok(()), &memory).unwrap()
+        decode(state, scores, &[0], &Settings::greedy(TOKENS), &mut |_| Ok(())).unwrap()
     };
     let (mut taken, mut theirs, mut copied) = (Vec::new(), Vec::new(), 0);
     for round in 0..=ROUNDS {

@@ -1,15 +1,16 @@
-//! Decoding: a decoder reads a prompt, then one token after the other, and keeps its key-value cache in the engine.
+//! Decoding on a machine: the graphs of a decoder, whose engine keeps its key-value cache.
 //!
-//! [`Decoder`] knows the graphs, [`decode`] is the loop. [`generation`](cotensor_preprocess::generation) has the rules by which
-//! tokens are chosen.
+//! The loop is [`cotensor_pipeline::decode`]. [`generation`](cotensor_preprocess::generation) has the rules by which tokens are
+//! chosen.
 
 mod decoder;
+mod embeds;
 mod state;
-mod steps;
 
 pub use cotensor_preprocess::generation::{
     GenerationConfig, Request, Sampling, Settings, TimedSegment, Timestamps, process,
 };
-pub use decoder::{Decoder, DecoderGraph, Embed};
-pub use state::DecoderState;
-pub use steps::{Decoded, OnToken, decode};
+pub use decoder::{Decoder, DecoderGraph};
+pub use embeds::Embeds;
+pub(super) use embeds::features;
+pub use state::{Decoded, DecoderState, OnToken, decode};

@@ -9,10 +9,9 @@ use super::generator::{Generator, OnText, Shown};
 use super::inputs::Inputs;
 use super::run::Run;
 use cotensor_core::Result;
-use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, SpokenLanguage, User};
-use cotensor_preprocess::TextStream;
+use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, SpokenLanguage, TextPieces, User};
 use cotensor_preprocess::family::Task;
-use cotensor_preprocess::generation::{is_text, languages, transcript_of};
+use cotensor_preprocess::generation::{is_text, transcript_of};
 use prompt::{language, prompt};
 
 /// The spoken language: the language token with the highest logit after one decoder step on the start token.
@@ -23,10 +22,9 @@ pub(super) fn identify_language(
     inputs: &Inputs,
 ) -> Result<(Answer, Vec<Output>)> {
     let config = run.model.generation(&user.task)?;
-    let languages = languages(&config);
     run.encode(run.model.family().stage("encoder")?, inputs)?;
     let generator = Generator::load(run, task)?;
-    let (spoken, logits) = language(run, &generator, &config, &languages)?;
+    let (spoken, logits) = language(run, &generator, &config)?;
     let SpokenLanguage { code: language, probability, .. } = spoken;
     Ok((Answer::Language { language, probability }, vec![Output::new("language_logits", &[logits.len()], &logits)]))
 }
@@ -47,11 +45,10 @@ pub(super) fn transcribe(
     let config = run.model.generation(&user.task)?;
     run.encode(run.model.family().stage("encoder")?, inputs)?;
     let generator = Generator::load(run, task)?;
-    let mut prompt = prompt(run, &generator, &config, &languages(&config))?;
+    let mut prompt = prompt(run, &generator, &config)?;
     prompt.extend(config.token("no_timestamps_token_id")?);
     let tokenizer = run.tokenizer()?;
-    let of_text = |token: i64| is_text(tokenizer, token);
-    let shown = Shown { before: &[], is_text: &of_text };
+    let shown = Shown { before: &[], is_text };
     let written = generator.generate(run, user, &config, &prompt, &shown, on_text)?;
     let text = transcript_of(tokenizer, &written)?;
     Ok((Answer::Transcript { text, tokens: written.len() }, vec![Output::of_tokens(&written)]))
@@ -68,22 +65,18 @@ fn transcribe_long(
 ) -> Result<(Answer, Vec<Output>)> {
     run.notices.extend(sound.notice());
     let tokenizer = run.tokenizer()?;
-    let mut stream = TextStream::new(tokenizer, Vec::new());
+    let mut pieces = TextPieces::new(tokenizer, &[], is_text);
     let mut tokens = Vec::new();
     while let Some(windows) = sound.window()? {
         run.release();
         for SpeechSegment { tokens: of_segment, .. } in transcriber.next(run, task, user, windows)? {
-            for &token in of_segment.iter().filter(|token| is_text(tokenizer, **token)) {
-                let piece = u32::try_from(token).map_or(Ok(String::new()), |id| stream.step(id))?;
-                if !piece.is_empty() {
-                    on_text(&piece)?;
-                }
+            for &token in &of_segment {
+                pieces.piece(token)?.map_or(Ok(()), |piece| on_text(&piece))?;
             }
             tokens.extend(of_segment);
         }
     }
-    let rest = stream.finish()?;
-    if !rest.is_empty() {
+    if let Some(rest) = pieces.finish()? {
         on_text(&rest)?;
     }
     let text = transcript_of(tokenizer, &tokens)?;

@@ -10,7 +10,7 @@ use cotensor_core::Result;
 use cotensor_pipeline::{SpeechSegment, User, segments_of};
 use cotensor_preprocess::AudioWindows;
 use cotensor_preprocess::family::Task;
-use cotensor_preprocess::generation::{GenerationConfig, Timestamps, languages};
+use cotensor_preprocess::generation::{GenerationConfig, Timestamps};
 
 /// The transcription of a sound's windows.
 pub(crate) struct WindowTranscriber {
@@ -50,13 +50,13 @@ impl WindowTranscriber {
         let config = if windows.is_short() { &self.plain } else { &self.timed.0 };
         let before = match &self.prompt {
             Some(before) => before.clone(),
-            None => self.prompt.insert(prompt(run, &generator, config, &languages(config))?).clone(),
+            None => self.prompt.insert(prompt(run, &generator, config)?).clone(),
         };
         let mut ids = before;
         if windows.is_short() {
             ids.extend(config.token("no_timestamps_token_id")?);
         }
-        let shown = Shown { before: &[], is_text: &|_| false };
+        let shown = Shown { before: &[], is_text: |_, _| false };
         let tokens = generator.generate(run, user, config, &ids, &shown, &mut |_| Ok(()))?;
         let (segments, advance) = segments_of(windows, &self.timed.1, encoded.shape(), tokens)?;
         windows.advance(advance)?;
