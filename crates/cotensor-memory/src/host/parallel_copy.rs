@@ -4,7 +4,7 @@ use super::helpers::in_chunks;
 
 /// From this many bytes of new memory on, several threads save more time than waking them takes: they share its page faults.
 pub(crate) const PARALLEL_COPY_BYTES_MIN: usize = 8 << 20;
-/// As [`PARALLEL_COPY_BYTES_MIN`], for memory that was used before (decision 071).
+/// As [`PARALLEL_COPY_BYTES_MIN`], for memory that was used before (decision 006).
 const PARALLEL_COPY_AGAIN_BYTES_MIN: usize = 4 << 20;
 /// What a thread copies at a time: some tens of microseconds of work. A multiple of the page size, so that no two threads write one page of
 /// memory that begins with a page.
