@@ -104,8 +104,8 @@ impl Generation {
     /// `web/src/models/core.ts`.
     ///
     /// # Errors
-    /// `Invalid` when no file names the start token, or as [`Decoder::new`]; of the task: `Invalid` for a model without languages,
-    /// and for another number of tokens.
+    /// `Invalid` when no file names the start token and for wrong descriptions of graphs, `Unsupported` for a family without a
+    /// decoder; of the task: `Invalid` for a model without languages, and for another number of tokens.
     #[wasm_bindgen(js_name = spokenLanguage)]
     pub fn spoken_language(&self, host: PageDecoder) -> Result<Task> {
         let (config, start, page) = (Rc::clone(&self.config), self.config.start()?, Rc::new(Page::default()));
@@ -185,7 +185,7 @@ impl Decoding {
     /// piece by piece.
     ///
     /// # Errors
-    /// As [`Decoder::new`]; of the task: as [`decode`].
+    /// `Invalid` for wrong descriptions of graphs, `Unsupported` for a family without a decoder; of the task: as [`decode`].
     pub fn run(&self, host: PageDecoder) -> Result<Task> {
         let (text, page) = (Rc::clone(&self.0), Rc::new(Page::default()));
         let decoder = Decoder::new(host.clone(), Rc::clone(&page), &text.family)?;
