@@ -13,7 +13,7 @@ def status() -> Dict[str, Dict[str, Any]]:
     """For each living node: the ``socket`` of its daemon, the tensors that its agent has ``kept`` for handles, the ``copies`` of
     other nodes' tensors, the number of tensors and files that it has ``pulled``, the ``sent_bytes``, the ``functions`` that
     other nodes find there, those that are ``running`` for other nodes, the ``names`` under which it has copied other nodes'
-    tensors, and the ``models`` of which it has copied the files.
+    tensors, and the ``models`` whose copies it was asked for since its agent started.
 
     A node without an agent has none of these, and one that does not answer within 4.5 s has ``error``.
     """
