@@ -4,18 +4,15 @@ use crate::segment::range_within;
 use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-#[cfg(not(target_family = "wasm"))]
 use std::time::{Duration, Instant};
 
 /// How long [`until`] waits: far above the time that any test needs.
-#[cfg(not(target_family = "wasm"))]
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits until `done` returns true.
 ///
 /// # Panics
 /// With `what` when it does not after [`WAIT_TIMEOUT`].
-#[cfg(not(target_family = "wasm"))]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
