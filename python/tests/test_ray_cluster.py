@@ -11,6 +11,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from ray.cluster_utils import Cluster  # noqa: E402
+from ray_common import until  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.ray  # noqa: E402
@@ -48,13 +49,6 @@ def daemon(socket):
         if b"serve" in words and socket.encode() in words:
             found.add(int(pid))
     return found
-
-
-def until(what, done):
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end, f"timed out waiting until {what}"
-        time.sleep(0.05)
 
 
 @ray.remote(num_cpus=0.1, max_restarts=1)

@@ -49,7 +49,7 @@ pub fn expanded(ids: &[i64], token: i64, features: &[usize], tokenizer: &TextPro
 
 /// The embeddings of tokens, row by row: those of words from `of_words`, those of the image token from `of_image`. Rows have
 /// `width` elements.
-pub fn merged(ids: &[i64], token: i64, of_words: &[f32], of_image: &[f32], width: usize) -> Vec<f32> {
+pub(super) fn merged(ids: &[i64], token: i64, of_words: &[f32], of_image: &[f32], width: usize) -> Vec<f32> {
     let (mut of_words, mut of_image) = (of_words.chunks_exact(width.max(1)), of_image.chunks_exact(width.max(1)));
     let mut all = Vec::with_capacity(ids.len() * width);
     for &id in ids {

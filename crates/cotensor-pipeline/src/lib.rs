@@ -39,7 +39,7 @@ pub use decoder::{Cached, DecoderPorts, empty_cache, last_row};
 pub use decoding::{Decoding, IsText, TextPieces};
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};
-pub use image_tokens::{expanded, image_token, merged, token_text};
+pub use image_tokens::{expanded, image_token, token_text};
 pub use input_file::{INPUT_BYTES_MAX, InputFile};
 pub use input_image::{InputImage, image_mask};
 pub use inputs::InputData;

@@ -79,6 +79,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_half_survives_a_round_trip_and_rounding_is_to_nearest_even() {
+        let rounded = |values: Vec<f32>| {
+            let array = from_f32(&[values.len()], values, DType::F16).unwrap().unwrap();
+            array.bytes().as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)).collect::<Vec<_>>()
+        };
+        let all: Vec<u16> = (0..=u16::MAX).collect();
+        let bytes: Vec<u8> = all.iter().flat_map(|half| half.to_le_bytes()).collect();
+        let values = to_f32(DType::F16, &bytes);
+        for ((half, value), back) in all.iter().zip(&values).zip(rounded(values.clone())) {
+            let is_nan = || value.is_nan() && to_f32(DType::F16, &back.to_le_bytes())[0].is_nan();
+            assert!(is_nan() || back == *half, "{half:#06x}");
+        }
+        let step = 2f32.powi(-10);
+        for (value, half) in [
+            (1.0 + step / 2.0, 0x3c00),
+            (1.0 + step * 1.5, 0x3c02),
+            (1.0 + step * 0.51, 0x3c01),
+            (65519.0, 0x7bff),
+            (65520.0, 0x7c00),
+            (f32::MAX, 0x7c00),
+            (2f32.powi(-25), 0),
+            (2f32.powi(-25) * 1.01, 1),
+        ] {
+            assert_eq!(rounded(vec![value, -value]), [half, half | 0x8000], "{value}");
+        }
+    }
+
+    #[test]
     fn integers_convert_both_ways_and_large_ones_are_refused() {
         let wide: Vec<u8> = [-1i64, 7, i64::from(i32::MAX)].iter().flat_map(|value| value.to_le_bytes()).collect();
         assert_eq!(to_i32(DType::I64, &wide).unwrap(), [-1, 7, i32::MAX]);

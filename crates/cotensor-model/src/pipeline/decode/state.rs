@@ -58,10 +58,10 @@ impl Decoder<'_> {
     /// As [`start`](Self::start).
     pub fn read_prompt(&self, prompt: &[i64], allocator: &dyn OutputAllocator) -> Result<Vec<Output>> {
         let memory = OwnMemory::counted_by(allocator);
-        let cached = kept_by(&Host::new(self, 0, &memory), Half::Prompt)?;
-        let inputs = self.first_inputs(prompt)?;
-        let views =
-            inputs.iter().map(|(name, value)| Ok((name.as_str(), value.tensor()?))).collect::<Result<Vec<_>>>()?;
+        let host = Host::new(self, 0, &memory);
+        let cached = kept_by(&host, Half::Prompt)?;
+        let inputs = at_once(first_inputs(&host, prompt))?;
+        let views = inputs.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<Vec<_>>>()?;
         let outputs: Vec<&str> =
             std::iter::once(LOGITS).chain(cached.iter().map(|each| each.output.as_str())).collect();
         let mut results = self.prompt.graph.run(&views, &outputs, &memory)?;
