@@ -78,8 +78,14 @@ class Share:
         freed = False
         while not self._closed:
             size, changes = self._share.wait(changes, _FOREVER_SECONDS if freed else _FREEING_SECONDS)
-            if not self._closed:
+            if self._closed:
+                return
+            try:
                 freed = self._limit(size)
+            except Exception as failure:
+                # Of the program's strategy or middleware, or of a copy. The daemon asks again.
+                warnings.warn(f"the share of {self._mover.device} is not followed: {failure!r}", RuntimeWarning, stacklevel=2)
+                freed = False
 
 
 def identity(device: torch.device) -> Optional[str]:

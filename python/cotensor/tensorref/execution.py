@@ -94,7 +94,12 @@ class Execution:
             for tensor in written_by(function.call, args, kwargs):
                 self._tensors.changed(tensor)
             return result, False, time.perf_counter_ns() - started
-        result = self._device.run(function, args, kwargs, uses, mover)
+        try:
+            result = self._device.run(function, args, kwargs, uses, mover)
+        except BaseException:
+            if weights:
+                mover.driver.cancel()
+            raise
         elapsed = time.perf_counter_ns() - started
         if weights:
             elapsed = self._measured(function.name, weights, elapsed, started, mover) if self._waits else elapsed

@@ -67,7 +67,11 @@ class Mover:
                 self.invalidate(weight)
         on_device, moves = driver.begin(self.operation(name, weights))
         if moves:
-            self.make(moves)
+            try:
+                self.make(moves)
+            except BaseException:
+                driver.cancel()
+                raise
         if on_device:
             for weight in weights:
                 if weight.copy is None:
@@ -134,28 +138,41 @@ class Mover:
             self.make(self.driver.set_budget(budget))
 
     def make(self, moves: _Moves) -> None:
-        """Makes moves in their order."""
-        for number, fetch in moves or ():
-            if fetch and not self.driver.is_on_device(number):
-                # It left for a copy before it, which found no memory.
-                continue
-            weight = self.weights.all[number]
-            move = Move(weight.name, weight.size_bytes, fetch, str(self.device))
-            if not self.middlewares.may(move):
-                if fetch:
+        """Makes moves in their order. After an exception, the driver counts the copies that are there."""
+        weights = self.weights.all
+        try:
+            for number, fetch in moves or ():
+                self._make(weights[number], fetch)
+        except BaseException:
+            for number, _ in moves or ():
+                if weights[number].copy is None:
                     self.driver.discard(number)
-                    continue
-                if weight.copy is not None and self.driver.keep(number):
-                    continue
-            if fetch:
-                self._fetch(weight)
-            else:
-                self._drop(weight)
-                self.evictions += 1
-            self.middlewares.moved(move)
+                elif not self.driver.is_on_device(number):
+                    self._drop(weights[number])
+            raise
 
-    def _fetch(self, weight: Weight) -> None:
-        weight.drop()
+    def _make(self, weight: Weight, fetch: bool) -> None:
+        number = weight.number
+        if fetch != self.driver.is_on_device(number) or fetch == (weight.copy is not None):
+            # A copy before it found no memory. That was followed by moves of its own, which made this one or took it back.
+            return
+        move = Move(weight.name, weight.size_bytes, fetch, str(self.device))
+        if not self.middlewares.may(move):
+            if fetch:
+                self.driver.discard(number)
+                return
+            if self.driver.keep(number):
+                return
+        if fetch:
+            if not self._fetch(weight):
+                return
+        else:
+            self._drop(weight)
+            self.evictions += 1
+        self.middlewares.moved(move)
+
+    def _fetch(self, weight: Weight) -> bool:
+        """Copies a weight to the device. Returns false without memory, and if a nested call has copied it."""
         try:
             weight.fetch(self.device, self.paths)
         except torch.OutOfMemoryError:
@@ -163,24 +180,26 @@ class Mover:
             self.no_memory()
             if weight.copy is not None:
                 # A smaller budget was followed by moves for the operation.
-                return
+                return False
             # no_memory evicts; then the copy is made again, or the operation runs on the host.
             try:
                 weight.fetch(self.device, self.paths)
             except torch.OutOfMemoryError:
-                return
+                return False
             if not self.driver.keep(weight.number):
                 weight.drop()
-                return
+                return False
         assert weight.copy is not None
         weight.key = raw_storage(weight.copy)
         self.by_copy[weight.key] = weight
         self.copies += 1
         self.copied_bytes += weight.size_bytes
+        return True
 
     def need(self, weight: Weight, view: View) -> torch.Tensor:
         """A part of a weight that the backward pass needs. Raises ``torch.OutOfMemoryError``."""
         if not self.begin("saved", [weight]):
+            self.invalidate(weight)
             weight.fetch(self.device, self.paths)
             assert weight.copy is not None
             self.paths.use(weight.copy, weight.landing)
@@ -226,6 +245,5 @@ class Mover:
         """Frees all copies."""
         self.paths.forget()
         for weight in self.weights.all:
-            if weight.copy is not None:
-                self.invalidate(weight)
+            self.invalidate(weight)
         self.memory.weights_bytes = self.driver.used
