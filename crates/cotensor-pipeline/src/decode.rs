@@ -5,7 +5,7 @@ use super::decoder::{Cached, DecoderPorts, cached, empty_cache};
 use super::image_tokens::merged;
 use cotensor_core::{DType, Error, Result};
 use cotensor_preprocess::Array;
-use cotensor_preprocess::family::{DecoderDef, Source};
+use cotensor_preprocess::family::{DecoderDef, LOGITS, Source};
 use cotensor_preprocess::generation::Settings;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -87,7 +87,8 @@ impl<H: DecoderHost> Decoder<H> {
         &self.host
     }
 
-    /// Reads further tokens, and returns the scores of the next one.
+    /// Reads further tokens, and returns the scores of the next one. After an error, the decoder must not be used: its host may
+    /// have the values of the tokens.
     ///
     /// # Errors
     /// `Unsupported` for an input that the family does not describe, `Corrupt` when the graphs do not match; the errors of the host.
@@ -127,7 +128,7 @@ pub async fn first_inputs<'h, H: DecoderHost>(host: &'h H, tokens: &[i64]) -> Re
 /// end token. `on_token` gets each token as soon as it is chosen, and an error of it stops the decoding.
 ///
 /// # Errors
-/// As [`Decoder::read`]; `Corrupt` when no token is allowed; the errors of `on_token`.
+/// As [`Decoder::read`]; `Corrupt` when no token is allowed, and when the numbers of scores differ; the errors of `on_token`.
 pub async fn decode<H: DecoderHost>(
     decoder: &mut Decoder<H>,
     mut scores: Vec<f32>,
@@ -135,7 +136,7 @@ pub async fn decode<H: DecoderHost>(
     settings: &Settings,
     mut on_token: impl AsyncFnMut(i64) -> Result<()>,
 ) -> Result<Vec<i64>> {
-    let mut tokens = Vec::new();
+    let (mut tokens, vocabulary) = (Vec::new(), scores.len());
     while tokens.len() < settings.max {
         let token = settings.next_token(&mut scores, prompt, &tokens)?;
         if settings.ends.contains(&token) {
@@ -145,6 +146,11 @@ pub async fn decode<H: DecoderHost>(
         on_token(token).await?;
         if tokens.len() < settings.max {
             scores = decoder.read(&[token]).await?;
+            if scores.len() != vocabulary {
+                let message =
+                    format!("the decoder gives {} scores after {vocabulary} for the first token", scores.len());
+                return Err(Error::corrupt(message).in_field(LOGITS));
+            }
         }
     }
     Ok(tokens)
@@ -235,6 +241,8 @@ mod tests {
         read: RefCell<Vec<Read>>,
         rows: Cell<usize>,
         waits: bool,
+        /// The scores of a run after the first one.
+        of_step: usize,
     }
 
     /// A run: its graph, the names of its inputs, its tokens.
@@ -252,7 +260,14 @@ mod tests {
         let inputs = vec![port("input_ids", DType::I64, &[None, None]), cache("past_key_values.0.key")];
         let outputs = vec![port("logits", DType::F32, &[None, None, Some(VOCABULARY)]), cache("present.0.key")];
         let family = family_of("llama").unwrap();
-        Counting { family, ports: [inputs, outputs], read: RefCell::default(), rows: Cell::new(0), waits }
+        Counting {
+            family,
+            ports: [inputs, outputs],
+            read: RefCell::default(),
+            rows: Cell::new(0),
+            waits,
+            of_step: VOCABULARY,
+        }
     }
 
     impl DecoderHost for Counting {
@@ -294,7 +309,7 @@ mod tests {
             let ids = inputs[0].1.as_i64()?.to_vec();
             self.rows.set(self.rows.get() + ids.len());
             self.read.borrow_mut().push((half, inputs.iter().map(|(name, _)| (*name).to_owned()).collect(), ids));
-            let mut scores = vec![0.0; VOCABULARY];
+            let mut scores = vec![0.0; if half == Half::Prompt { VOCABULARY } else { self.of_step }];
             scores[self.rows.get()] = 1.0;
             Ok(scores)
         }
@@ -303,7 +318,11 @@ mod tests {
     }
 
     fn decoded(waits: bool, settings: &Settings) -> Result<(Vec<i64>, Decoder<Counting>)> {
-        let mut decoder = Decoder::new(host(waits))?;
+        decoded_by(host(waits), settings)
+    }
+
+    fn decoded_by(host: Counting, settings: &Settings) -> Result<(Vec<i64>, Decoder<Counting>)> {
+        let mut decoder = Decoder::new(host)?;
         at_once(async {
             let scores = decoder.read(&[7, 8]).await?;
             decode(&mut decoder, scores, &[7, 8], settings, async |_| Ok(())).await
@@ -328,6 +347,13 @@ mod tests {
     fn end_token_ends_the_text_and_is_no_part_of_it() {
         let settings = Settings { ends: vec![4], ..Settings::greedy(9) };
         assert_eq!(decoded(false, &settings).unwrap().0, [2, 3]);
+    }
+
+    #[test]
+    fn graph_with_another_vocabulary_is_refused() {
+        let host = Counting { of_step: VOCABULARY - 1, ..host(false) };
+        let error = decoded_by(host, &Settings::greedy(3)).err().unwrap();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some(LOGITS)));
     }
 
     #[test]

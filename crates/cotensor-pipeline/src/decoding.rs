@@ -39,7 +39,9 @@ impl Decoding {
             let reason = &self.reason;
             format!("decoding was stopped after {tokens} tokens ({reason}); the text may be incomplete")
         };
-        (tokens >= self.settings.max).then(message)
+        // A forced end is the last of the most tokens, and no part of the text.
+        let forced = usize::from(!self.settings.forced_last.is_empty());
+        (tokens + forced >= self.settings.max).then(message)
     }
 }
 

@@ -52,10 +52,14 @@ impl<T: Borrow<TextProcessor>> TextStream<T> {
         self.rest()
     }
 
-    /// The text that was not given yet.
+    /// The text that was not given yet. Where it would change what was given (a character of which only the last bytes are new),
+    /// it is the text of the new ids alone.
     fn rest(&self) -> Result<String> {
         let decode = |ids: &[u32]| self.tokenizer.borrow().decode(ids);
         let (given, all) = (decode(&self.ids[self.start..self.given])?, decode(&self.ids[self.start..])?);
-        Ok(all.strip_prefix(given.as_str()).unwrap_or_default().to_owned())
+        match all.strip_prefix(given.as_str()) {
+            Some(rest) => Ok(rest.to_owned()),
+            None => decode(&self.ids[self.given..]),
+        }
     }
 }

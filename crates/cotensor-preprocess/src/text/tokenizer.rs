@@ -86,8 +86,13 @@ impl TextProcessor {
         };
         let own = config.get("model_max_length").and_then(serde_json::Value::as_f64).map(|length| length as u64);
         if let Some(length) = own.filter(|&length| length < LENGTH_MAX) {
-            let direction =
-                if side("truncation_side")? { TruncationDirection::Left } else { TruncationDirection::Right };
+            // As transformers: the side of tokenizer.json, unless the configuration states one.
+            let known = tokenizer.get_truncation().map(|truncation| truncation.direction);
+            let direction = match (config.get("truncation_side"), known) {
+                (None | Some(serde_json::Value::Null), Some(known)) => known,
+                _ if side("truncation_side")? => TruncationDirection::Left,
+                _ => TruncationDirection::Right,
+            };
             let truncation = TruncationParams { max_length: length as usize, direction, ..TruncationParams::default() };
             truncate(&mut tokenizer, truncation).map_err(|error| refused(error, "model_max_length"))?;
         } else if let Some(truncation) = tokenizer.get_truncation() {
@@ -359,9 +364,15 @@ impl TextProcessor {
     /// The text of token ids, without special tokens.
     ///
     /// # Errors
-    /// `Invalid` when the tokenizer cannot decode them.
+    /// `Invalid` when the tokenizer cannot decode them; `Corrupt` for a damaged tokenizer.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.tokenizer.decode(ids, true).map_err(|error| Error::invalid(format!("cannot decode tokens: {error}")))
+        // Decoders of the library panic for none.
+        if ids.is_empty() {
+            return Ok(String::new());
+        }
+        let decode = || self.tokenizer.decode(ids, true);
+        let decode = || decode().map_err(|error| Error::invalid(format!("cannot decode tokens: {error}")));
+        guarded(decode, || Error::corrupt("the tokenizer is damaged: it failed on tokens").in_field(TOKENIZER_FILE))
     }
 
     /// The token with this id, as the vocabulary has it.

@@ -6,4 +6,5 @@ mod media_files;
 mod preprocess;
 #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
 mod random;
+mod streams;
 mod support;
