@@ -3,8 +3,8 @@
 use super::sound::{AudioLength, SECONDS_MAX, corrupt, invalid};
 use cotensor_core::{Error, Result};
 use std::io::Cursor;
-use symphonia::core::codecs::audio::well_known::CODEC_ID_FLAC;
-use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder};
+use symphonia::core::codecs::audio::well_known::{CODEC_ID_FLAC, CODEC_ID_MP3};
+use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as DecodingError;
 use symphonia::core::formats::probe::Hint;
 use symphonia::core::formats::{FormatReader, TrackType};
@@ -76,6 +76,7 @@ struct File<'a> {
     decoder: Box<dyn AudioDecoder>,
     track: u32,
     sample_rate_hz: u32,
+    is_mp3: bool,
     /// The number of frames, if the file states it.
     frames: Option<u64>,
     /// Whether that number is exact: then a file with fewer frames is truncated.
@@ -97,19 +98,25 @@ impl<'a> File<'a> {
         let track = reader.default_track(TrackType::Audio).ok_or_else(|| corrupt("the file has no audio track"))?;
         let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
         let parameters: &AudioCodecParameters = parameters.ok_or_else(|| corrupt("the file has no audio track"))?;
+        // Without a tag of the encoder, the number of frames of an MP3 file is the reader's estimate, which may be too small: the decoder would drop the rest.
+        let is_mp3 = parameters.codec == CODEC_ID_MP3;
+        let states_frames = !is_mp3 || track.delay.is_some();
+        let options = AudioDecoderOptions::default().gapless(states_frames);
         let decoder = symphonia::default::get_codecs()
-            .make_audio_decoder(parameters, &Default::default())
+            .make_audio_decoder(parameters, &options)
             .map_err(|error| Error::unsupported(format!("this sound cannot be decoded: {error}")).in_field("audio"))?;
         let sample_rate_hz = parameters.sample_rate.ok_or_else(|| corrupt("the file states no sample rate"))?;
-        let (track, frames, exact) = (track.id, track.num_frames, is_exact(parameters));
-        Ok(Self { reader, decoder, track, sample_rate_hz, frames, exact, decoded: 0 })
+        let (track, frames, exact) = (track.id, track.num_frames.filter(|_| states_frames), is_exact(parameters));
+        Ok(Self { reader, decoder, track, sample_rate_hz, is_mp3, frames, exact, decoded: 0 })
     }
 
     fn count_frames(&mut self) -> Result<u64> {
-        let mut frames = 0u64;
+        let (mut frames, mut first) = (0u64, None);
         while let Some(packet) = self.reader.next_packet().map_err(broken)? {
             if packet.track_id == self.track {
-                frames = frames.saturating_add(packet.dur.get());
+                // Packets of MP3 have one length. The reader shortens those beyond the end that it estimates.
+                let length = if self.is_mp3 { *first.get_or_insert(packet.dur) } else { packet.dur };
+                frames = frames.saturating_add(length.get());
             }
             if frames > SECONDS_MAX * u64::from(self.sample_rate_hz) {
                 break;

@@ -1,8 +1,9 @@
 //! Resizing and cropping, with the rounding of Pillow.
 
 use cotensor_core::{Error, Result};
-use fast_image_resize::images::Image;
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::F32x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 /// The number of pixels that one pass converts to 32-bit numbers at a time, approximately.
 const BAND_PIXELS: usize = 1 << 20;
@@ -30,16 +31,16 @@ fn one_pass(levels: &[u8], from: (usize, usize), to: (usize, usize), filter: Opt
         return Ok(levels.to_vec());
     }
     let failed = |error: &dyn std::fmt::Display| Error::invalid(format!("cannot resize: {error}")).in_field("image");
-    let mut source: Vec<f32> = levels.iter().map(|&level| f32::from(level)).collect();
+    let source: Vec<f32> = levels.iter().map(|&level| f32::from(level)).collect();
     let mut target = vec![0f32; to.0 * to.1 * 3];
-    let view = |(width, height): (usize, usize), data| {
-        Image::from_slice_u8(width as u32, height as u32, data, PixelType::F32x3).map_err(|error| failed(&error))
-    };
     let algorithm = filter.map_or(ResizeAlg::Nearest, ResizeAlg::Convolution);
-    let source = view(from, bytemuck::cast_slice_mut(&mut source))?;
-    let mut resized = view(to, bytemuck::cast_slice_mut(&mut target))?;
     let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false);
-    Resizer::new().resize(&source, &mut resized, &options).map_err(|error| failed(&error))?;
+    // With the type of the pixels, programs have the code and the tables of this type alone.
+    let source = TypedImageRef::<F32x3>::from_buffer(from.0 as u32, from.1 as u32, bytemuck::cast_slice(&source))
+        .map_err(|error| failed(&error))?;
+    let mut resized = TypedImage::<F32x3>::from_buffer(to.0 as u32, to.1 as u32, bytemuck::cast_slice_mut(&mut target))
+        .map_err(|error| failed(&error))?;
+    Resizer::new().resize_typed(&source, &mut resized, &options).map_err(|error| failed(&error))?;
     drop(resized);
     Ok(target.iter().map(|level| (level + 0.5).floor().clamp(0.0, 255.0) as u8).collect())
 }

@@ -66,6 +66,16 @@ fn compressed_audio_decodes_to_its_source() {
 }
 
 #[test]
+fn mp3_whose_first_frames_are_the_largest_is_read_to_its_end() {
+    // Silence of MPEG 1, layer 3, 44,100 Hz, mono: frames of 320 kbit/s, then of 32 kbit/s, without a tag that states their number.
+    let frame = |rate: u8, bytes: usize| [&[0xff, 0xfb, rate, 0xc0][..], &vec![0; bytes - 4]].concat();
+    let (large, small) = (frame(0xe0, 1044), frame(0x10, 104));
+    let file = [large.repeat(20), small.repeat(100)].concat();
+    assert_eq!(audio_length(&file).unwrap().frames, 120 * 1152);
+    assert_eq!(decode_audio(&file).unwrap().samples.len(), 120 * 1152);
+}
+
+#[test]
 fn damaged_audio_is_an_error_and_never_a_panic() {
     let files = folder("tiny/audio");
     for name in ["flac", "mp3", "ogg"] {
