@@ -54,7 +54,9 @@ impl<'g> Constants<'g> {
     /// Whether all elements of a constant are 0, also after a conversion.
     pub(super) fn is_zero(&self, name: &str) -> bool {
         let embedded = self.0.get(name).filter(|constant| constant.is_embedded());
-        embedded.is_some_and(|constant| tensor_bytes(constant.tensor).iter().all(|&byte| byte == 0))
+        // A type that is not decoded has no bytes here.
+        let bytes = embedded.map(|constant| tensor_bytes(constant.tensor)).unwrap_or_default();
+        !bytes.is_empty() && bytes.iter().all(|&byte| byte == 0)
     }
 
     /// Whether the elements of a constant have this type.

@@ -4,7 +4,7 @@
 //! constant is hashed as its content, so the fingerprint depends neither on the order of initializers nor on the
 //! encoding of their bytes.
 
-use super::proto::{normal_domain, tensor_bytes};
+use super::proto::{dtype_of, normal_domain, tensor_bytes};
 use super::types::{Port, Weight};
 use cotensor_core::{ContentHash, Hasher};
 use rten_onnx::onnx::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto};
@@ -199,6 +199,19 @@ fn numbered<'v>(value: &'v ValueInfoProto, scope: &Scope<'_>) -> Option<(u64, &'
     }
 }
 
+/// The bytes that decide the elements of a tensor. Types that no weight has (of 4 bits, complex numbers) are not decoded: their
+/// data fields as the file has them.
+fn content_of(tensor: &TensorProto) -> Vec<u8> {
+    if tensor.raw_data.is_some() || dtype_of(tensor.data_type).is_ok() {
+        return tensor_bytes(tensor);
+    }
+    let TensorProto { int32_data, float_data, double_data, int64_data, .. } = tensor;
+    let integers = int32_data.iter().flat_map(|value| value.to_le_bytes());
+    let bytes = integers.chain(float_data.iter().flat_map(|value| value.to_le_bytes()));
+    let bytes = bytes.chain(double_data.iter().flat_map(|value| value.to_le_bytes()));
+    bytes.chain(int64_data.iter().flat_map(|value| value.to_le_bytes())).collect()
+}
+
 /// Type, shape and content of a tensor. `content` is its hash if the bytes are in another file.
 fn constant(tensor: &TensorProto, content: Option<ContentHash>) -> ContentHash {
     let mut hasher = Hasher::new("cotensor constant v1");
@@ -206,6 +219,6 @@ fn constant(tensor: &TensorProto, content: Option<ContentHash>) -> ContentHash {
     for &dim in &tensor.dims {
         hasher.number(dim as u64);
     }
-    hasher.field(content.unwrap_or_else(|| ContentHash::of(&tensor_bytes(tensor))).as_bytes());
+    hasher.field(content.unwrap_or_else(|| ContentHash::of(&content_of(tensor))).as_bytes());
     hasher.finish()
 }

@@ -33,6 +33,9 @@ impl StageIdentity<'_> {
         if let Some(before) = before {
             hasher.field(before.engine.as_bytes()).field(before.version.as_bytes());
             hasher.field(before.precision.name().as_bytes());
+            if !before.variant.is_empty() {
+                hasher.field(before.variant.as_bytes());
+            }
         }
         let mut inputs = inputs.to_vec();
         inputs.sort_by_key(|(name, _)| *name);
