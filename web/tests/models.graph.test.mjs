@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as ort from "onnxruntime-web";
-import { AudioProcessor, CheckpointHeader, GraphFile, ImageProcessor, ModelFamily, TextProcessor, contentHash, loadModels, scaleBeforeTraining } from "../dist/models/core.js";
+import { AudioProcessor, CheckpointHeader, GraphFile, ImageProcessor, ModelFamily, TextProcessor, contentHash, loadModels, newHasher, scaleBeforeTraining } from "../dist/models/core.js";
 import init from "../dist/models/cotensor_models.js";
 import { onnxModel } from "./support/onnx.mjs";
 import { readSafetensors, relativeError } from "./support/safetensors.mjs";
@@ -185,6 +185,10 @@ test("bytes of a large graph are not copied into the module's memory", async () 
   const [{ hash, bytes: size }] = JSON.parse(stage.describe()).weights;
   assert.deepEqual([size, hash], [32 << 20, contentHash(bytes.subarray(bytes.length - (32 << 20)))]);
   assert.equal(stage.weight(0).buffer, bytes.buffer);
+  // As the cache hashes a weight that it stores.
+  const hasher = newHasher();
+  hasher.update(stage.weight(0));
+  assert.equal(hasher.digest(), hash);
   const grown = memory.buffer.byteLength - before;
   assert.ok(grown <= 2 << 20, `${grown} bytes`);
 });

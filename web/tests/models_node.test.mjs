@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 import * as ort from "onnxruntime-web";
-import { createBackend, createBertModel, createVitModel, createWhisperModel, MemoryFolders, ResourcePoolBridgeIntegration, WeightCache } from "cotensor";
+import { createBackend, createBertModel, createModel, createVitModel, createWhisperModel, MemoryFolders, ResourcePoolBridgeIntegration, WeightCache } from "cotensor";
 import { newHasher } from "../dist/models/core.js";
 import { serve } from "./support/server.mjs";
 
@@ -61,6 +61,32 @@ test("a pointer of Git LFS or a page in place of a graph is named", async () => 
     try {
       const error = await refusal(bert(backend).initialize());
       assert.match(error, name === "lfs" ? /^Corrupt .*model.onnx: .* pointer of Git LFS/ : /^NotFound .*model.onnx: .* HTML page/);
+    } finally {
+      globalThis.fetch = answer;
+      await backend.dispose();
+    }
+  }
+});
+
+test("a head of another class is refused, and a head beside the graph is preferred to the one in it", async () => {
+  const task = "image-classification";
+  const cases = {
+    // Its own head in its own graph.
+    own: [{}, /^no error/],
+    class: [{ "/config.json": (config) => config.replace("Dinov2ForImageClassification", "Dinov2ForDepthEstimation") }, /^Invalid .*architectures: the head of Dinov2ForDepthEstimation is for another task than image-classification/],
+    beside: [{ "/onnx/head.onnx": () => "not a graph" }, /head\.onnx/],
+  };
+  const answer = globalThis.fetch;
+  for (const [name, [changed, expected]] of Object.entries(cases)) {
+    globalThis.fetch = async (url, init) => {
+      const change = Object.entries(changed).find(([file]) => String(url).endsWith(file))?.[1];
+      if (!change) return answer(url, init);
+      const given = await answer(url, { ...init, method: "GET" });
+      return new Response(init?.method === "HEAD" ? null : change(given.ok ? await given.text() : ""), { headers: { etag: `"${name}"` } });
+    };
+    const backend = await open({ models: `${server.url}fixtures/tiny/`, cache: await WeightCache.open({ newHasher, folders: new MemoryFolders(name) }) });
+    try {
+      assert.match(await refusal(createModel(backend, { modelId: "dinov2", task }).process({ image: await media("photo.png") })), expected, name);
     } finally {
       globalThis.fetch = answer;
       await backend.dispose();

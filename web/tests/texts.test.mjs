@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import * as ort from "onnxruntime-web";
 import { createBertModel, createCpuBackend, createModel } from "cotensor";
-import { runLength, TokenRows } from "../dist/models/token_rows.js";
+import { TokenRows } from "../dist/models/token_rows.js";
 import { serve } from "./support/server.mjs";
 
 ort.env.wasm.numThreads = 1;
@@ -91,22 +91,6 @@ test("a model of the vision family has no texts to embed", async () => {
   const vit = createModel(backend, { modelId: "google/vit-base-patch16-224" });
   await assert.rejects(vit.process(["a cat"]), { kind: "Invalid" });
   await backend.dispose();
-});
-
-test("texts of one run have similar lengths and bounded memory", () => {
-  const cases = [
-    [Array(100).fill(16), undefined, 32],
-    [Array(100).fill(181), undefined, 32],
-    [Array(100).fill(256), undefined, 16],
-    [Array(100).fill(1025), undefined, 1],
-    [[3, 3], undefined, 2],
-    [[], undefined, 0],
-    [[4, 12, 13], undefined, 2],
-    [[100, 125, 126], undefined, 2],
-    [Array(100).fill(3), 512, 4],
-    [Array(100).fill(3), 4096, 1],
-  ];
-  for (const [counts, fixed, expected] of cases) assert.equal(runLength(counts, fixed), expected, `${counts.slice(0, 3)} ${fixed}`);
 });
 
 test("a part of the texts is a batch of its own length, padded on the tokenizer's side", () => {

@@ -46,7 +46,7 @@ pub use inputs::InputData;
 pub use labels::{LABELS_FILE, Labels, Problem};
 pub use long_sound::LongSound;
 pub use numbers::{argmax, best, check_numbers, row_width, sigmoid, softmax};
-pub use outputs::{OWN_HEAD, check_architecture, has_class_of, head_output, lacks, output_of};
+pub use outputs::{OWN_HEAD, check_architecture, has_class_of, head_output, lacks, output_of, trunk_output};
 pub use ports::StagePorts;
 pub use prompt::{Prompt, cut_message, prompt_of};
 pub use read_answer::{AnswerFiles, Answered, Question, outputs_read, read_answer};

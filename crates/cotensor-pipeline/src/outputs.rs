@@ -19,13 +19,21 @@ pub fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: StagePorts<'_>, o
     if task.head && own_head && def.encoder.is_some() && stage.has_output(LOGITS) {
         return Ok(LOGITS);
     }
-    def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage))
+    trunk_output(&task.name, def, stage)
 }
 
-/// The error for a graph without an output that the task can read.
-pub fn lacks(task: &str, def: &StageDef, stage: StagePorts<'_>) -> Error {
+/// The output with the result of a stage. `reader` is the name of the task or stage that reads it, for errors.
+///
+/// # Errors
+/// `Unsupported` for a graph without that output.
+pub fn trunk_output<'a>(reader: &str, def: &'a StageDef, stage: StagePorts<'_>) -> Result<&'a str> {
+    def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(reader, def, stage))
+}
+
+/// The error for a graph without the output that a task or a stage reads.
+pub fn lacks(reader: &str, def: &StageDef, stage: StagePorts<'_>) -> Error {
     let (wanted, given) = (def.outputs.first().map_or("", String::as_str), stage.output_names());
-    Error::unsupported(format!("{task} cannot be answered: the graph gives {given} and no {wanted}")).in_field(wanted)
+    Error::unsupported(format!("{reader} cannot be answered: the graph gives {given} and no {wanted}")).in_field(wanted)
 }
 
 /// The output of a head with the logits: the output of this name, or the only output of a head in a separate file.

@@ -2,7 +2,10 @@
 
 use crate::errors::{Result, parsed};
 use cotensor_core::{Error, size};
-use cotensor_pipeline::{User, default_task, has_class_of};
+use cotensor_graph::Port;
+use cotensor_pipeline::{
+    StagePorts, User, check_architecture, default_task, has_class_of, head_output, output_of, trunk_output,
+};
 use cotensor_preprocess::family::{
     BlockFields, CONFIG_FILE, DecoderDef, Family, Medium, ModelConfig, Similarity, Source, StageDef, Task, Variant,
     family_of_model, variant,
@@ -110,6 +113,40 @@ impl ModelFamily {
         let user: User = parsed(user, "options")?;
         user.check_limits(&user.name)?;
         Ok(user.check_task(self.family.task(&user.task)?)?)
+    }
+
+    /// The output of a stage's graph that `task` reads; without a task, the result of the stage. `outputs` are the names of the
+    /// graph's outputs; `own_head` tells whether the task uses the head in the model's graph.
+    ///
+    /// # Errors
+    /// `Unsupported` for a graph without it; the message lists the outputs.
+    #[wasm_bindgen(js_name = outputOf)]
+    pub fn output_of(&self, role: &str, task: Option<String>, outputs: Vec<String>, own_head: bool) -> Result<String> {
+        let (def, outputs) = (self.family.stage(role)?, ports(outputs));
+        let stage = StagePorts { role, inputs: &[], outputs: &outputs };
+        let name = match task {
+            Some(task) => output_of(self.family.task(&task)?, def, stage, own_head)?,
+            None => trunk_output(role, def, stage)?,
+        };
+        Ok(name.to_owned())
+    }
+
+    /// The output with the logits among the `outputs` of the head `role`.
+    ///
+    /// # Errors
+    /// `Unsupported` for several outputs without logits.
+    #[wasm_bindgen(js_name = headOutput)]
+    pub fn head_output(role: &str, outputs: Vec<String>) -> Result<String> {
+        Ok(head_output(StagePorts { role, inputs: &[], outputs: &ports(outputs) })?)
+    }
+
+    /// Refuses a task for which config.json states another class than the one of the model's own head.
+    ///
+    /// # Errors
+    /// `Invalid`; the error names the classes.
+    #[wasm_bindgen(js_name = checkHead)]
+    pub fn check_head(&self, task: &str) -> Result<()> {
+        Ok(check_architecture(&self.config(), self.family.task(task)?)?)
     }
 
     /// The task that reads inputs of exactly the types `given`. `name` is the model's, for errors.
@@ -230,6 +267,11 @@ impl ModelFamily {
             fills_texts: def.fills_texts,
         }
     }
+}
+
+/// Ports of which only the name is read.
+fn ports(names: Vec<String>) -> Vec<Port> {
+    names.into_iter().map(|name| Port { name, dtype: None, dims: None }).collect()
 }
 
 fn media(media: impl Iterator<Item = Medium>) -> Vec<&'static str> {

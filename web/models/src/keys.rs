@@ -1,7 +1,7 @@
 //! The keys of results, and hashes of content.
 
 use crate::arrays::dtype;
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, BytesReader};
 use crate::errors::{Result, parsed};
 use cotensor_core::{ContentHash, Error, Layout, Space};
 use cotensor_graph::key::{self, Execution, StageIdentity};
@@ -149,9 +149,13 @@ impl ContentHasher {
         Self::default()
     }
 
-    /// Adds bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+    /// Adds bytes, in pieces: the memory of a module does not shrink after a copy of a whole weight.
+    ///
+    /// # Errors
+    /// `Io` for an array whose bytes were transferred to another thread meanwhile.
+    pub fn update(&mut self, bytes: &Bytes) -> Result<()> {
+        self.0.update_reader(BytesReader::of(bytes)).map_err(|error| Error::io("hashing", &error))?;
+        Ok(())
     }
 
     /// The hash of all bytes so far, 64 hexadecimal digits.

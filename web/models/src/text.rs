@@ -184,6 +184,14 @@ impl Tokens {
     }
 }
 
+/// How many of the first texts run together. `counts` are their tokens, in ascending order; `fixed` is the number of tokens
+/// that the graph reads, if it is fixed.
+#[wasm_bindgen(js_name = runLength)]
+pub fn run_length(counts: &[u32], fixed: Option<usize>) -> usize {
+    let counts: Vec<usize> = counts.iter().map(|&count| count as usize).collect();
+    cotensor_pipeline::run_length(&counts, fixed)
+}
+
 fn check(lists: &[&[String]]) -> Result<()> {
     let (count, bytes) = lists.iter().fold((0, 0), |(count, bytes), texts| {
         (count.max(texts.len()), bytes + texts.iter().map(String::len).sum::<usize>())

@@ -27,6 +27,7 @@ export {
   imageSize,
   inputKey,
   keyOnce,
+  runLength,
   scaleBeforeTraining,
   soundLength,
   stageKey,
@@ -158,12 +159,20 @@ export async function openGraph(file: string, bytes: Uint8Array, external: (loca
 
 /** Runs a task of the module, which is freed. An error of the page ends it. */
 export async function runTask<Result>(task: Task): Promise<Result> {
+  let result: string;
   try {
     for (let wait: unknown = task.poll(undefined); wait !== undefined; ) wait = task.poll(await wait);
-    return JSON.parse(task.result()) as Result;
-  } finally {
-    task.free();
+    result = task.result();
+  } catch (error) {
+    try {
+      task.free();
+    } catch {
+      // After a panic, the module takes the task for used.
+    }
+    throw error;
   }
+  task.free();
+  return JSON.parse(result) as Result;
 }
 
 /** The elements of an array, which is freed. */

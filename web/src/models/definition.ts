@@ -103,7 +103,7 @@ export function reads(def: StageDef, medium: string): boolean {
   return Object.values(def.inputs).some((source) => source.startsWith(`${medium}.`));
 }
 
-/** The name that the graph gives the result of the stage. */
-export function resultName(def: StageDef, graphOutputs: readonly string[]): string | undefined {
-  return [...def.outputs.slice(0, 1), ...def.output_aliases].find((name) => graphOutputs.includes(name));
+/** Whether an output of a graph with this name is the result of the stage. */
+export function isResult(def: StageDef, output: string): boolean {
+  return [...def.outputs.slice(0, 1), ...def.output_aliases].includes(output);
 }

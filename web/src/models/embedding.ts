@@ -4,11 +4,11 @@ import { publishArray } from "../engine/results.js";
 import { CotensorError } from "../errors.js";
 import type { Tensor } from "../tensor.js";
 import type { Answer, Output } from "./answers.js";
-import { hashes } from "./core.js";
+import { hashes, runLength } from "./core.js";
 import { sourceOf, type StageDef } from "./definition.js";
 import type { Run } from "./run.js";
 import type { ModelStage } from "./stages.js";
-import { runLength, TokenRows } from "./token_rows.js";
+import type { TokenRows } from "./token_rows.js";
 
 /** The texts that are tokenized at a time. */
 const TEXTS_AT_ONCE = 256;
@@ -59,7 +59,7 @@ class Embedder {
     const filled = def.fills_texts ? model.text.maxTokens : undefined;
     const runsAlone = typeof rows === "number" || (await model.joinsRows(role));
     if (model.poolingNotice !== undefined) run.notices.push(model.poolingNotice);
-    return new Embedder(run, def, stage, run.outputOf(def, stage, task), typeof tokens === "number" ? tokens : filled, runsAlone);
+    return new Embedder(run, def, stage, model.outputOf(stage, task), typeof tokens === "number" ? tokens : filled, runsAlone);
   }
 
   /** Whether the graph gives embeddings, and not a row for each token. */
@@ -111,7 +111,7 @@ class Embedder {
     try {
       while (rest.length > 0) {
         this.run.call.signal?.throwIfAborted();
-        const together = rest.slice(0, this.runsAlone ? 1 : runLength(rest.map(count), this.length));
+        const together = rest.slice(0, this.runsAlone ? 1 : runLength(Uint32Array.from(rest, count), this.length));
         const embeddings = await this.#run(tokens, together.map(({ row }) => row));
         together.forEach(({ resolve }, index) => resolve(embeddings[index] as Float32Array<ArrayBuffer>));
         this.computed += together.length;

@@ -157,7 +157,7 @@ export class LoadedModel {
     const head = name ?? OWN_HEAD;
     if (!/^[\w-][\w.-]*$/.test(head)) throw new CotensorError("Invalid", `head: ${JSON.stringify(head)} is not a plain file name`);
     return this.#once(`head ${head}`, async () => {
-      const file = `onnx/${head}.onnx`;
+      const file = headFile(head);
       const trunk = this.def(task.roles.at(-1) ?? "");
       if (await this.folder.has(file)) {
         const { stage } = await this.#import(file, head, (graph) => ({ stage: [graph.head(head)], rest: [] }));
@@ -170,6 +170,21 @@ export class LoadedModel {
       }
       throw new CotensorError("NotFound", `head: ${this.name} has no head ${head} (${file}); ${task.name} needs one`);
     });
+  }
+
+  /** Whether a task without a named head uses the head in the model's graph. */
+  async hasOwnHead(task: Task): Promise<boolean> {
+    return task.head && !(await this.folder.has(headFile(OWN_HEAD)));
+  }
+
+  /** Refuses a task for which config.json states another class than the one of the head in the model's graph. */
+  checkHead(task: Task): void {
+    this.definition.checkHead(task.name);
+  }
+
+  /** The output of a stage that a task reads; without a task, the result of the stage. */
+  outputOf({ role, outputs }: ModelStage, task?: Task, ownHead = false): string {
+    return this.definition.outputOf(role, task?.name, outputs.map(({ name }) => name), ownHead);
   }
 
   /** The encoder of a stage, as 64 hexadecimal digits; its graph is imported, but not loaded. */
@@ -409,6 +424,10 @@ export class LoadedModel {
   #missing({ role }: StageDef): CotensorError {
     return new CotensorError("NotFound", `${this.name}: the graph of ${role} is missing below ${this.folder.url.href}; export the model to ONNX`);
   }
+}
+
+function headFile(head: string): string {
+  return `onnx/${head}.onnx`;
 }
 
 /** The inputs of encoders that make tensors of a kind. */

@@ -6,8 +6,8 @@ import type { SharedTensor } from "../shared_tensor.js";
 import { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import type { Answer, Output } from "./answers.js";
-import { NamedNumbers, type AnswerRequest } from "./core.js";
-import { LOGITS, reads, resultName, sourceOf, type StageDef, type Task } from "./definition.js";
+import { ModelFamily, NamedNumbers, type AnswerRequest } from "./core.js";
+import { isResult, LOGITS, reads, sourceOf, type StageDef, type Task } from "./definition.js";
 import type { Inputs } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
 import { sizeOf, type ImageSize } from "./processors.js";
@@ -42,13 +42,15 @@ export class Run {
   /** Runs the stages of the task, and reads the answer. */
   async answer(head: string | undefined): Promise<{ answer: Answer; outputs: Output[] }> {
     const { task } = this;
+    const ownHead = head === undefined && (await this.model.hasOwnHead(task));
     let last: { tensor: Input; name: string } | undefined;
     for (const role of this.model.roles(task)) {
       const def = this.model.def(role);
-      last = (await this.#given(def)) ?? (await this.#encode(def, task, head));
+      last = (await this.#given(def)) ?? (await this.#encode(def, task, ownHead));
     }
     if (!last) throw new CotensorError("Unsupported", `${task.name}: the task has no stages`);
     if (task.head && last.name !== LOGITS) last = await this.#head(last.tensor, task, head);
+    if (ownHead) this.model.checkHead(task);
     return this.#read(task, head, last);
   }
 
@@ -101,15 +103,6 @@ export class Run {
     const def = this.model.def(role);
     const found = (await this.#given(def)) ?? (await this.#encode(def));
     return found.tensor;
-  }
-
-  /** The output of a stage that the task reads. Graphs with a head of their own give the answer at once. */
-  outputOf(def: StageDef, stage: ModelStage, task?: Task, head?: string): string {
-    const names = stage.outputs.map(({ name }) => name);
-    const direct = [task?.result ?? undefined, task?.head && head === undefined ? LOGITS : undefined].find((name) => name !== undefined && names.includes(name));
-    const name = direct ?? resultName(def, names);
-    if (name !== undefined) return name;
-    throw new CotensorError("Unsupported", `${this.model.name}: ${def.role}: the graph gives ${names.join(", ")}, not ${def.outputs.join(", ")}`);
   }
 
   /** Runs a stage on the values that its description names. */
@@ -167,17 +160,16 @@ export class Run {
     return { tensor, name };
   }
 
-  async #encode(def: StageDef, task?: Task, head?: string): Promise<{ tensor: Input; name: string }> {
+  async #encode(def: StageDef, task?: Task, ownHead = false): Promise<{ tensor: Input; name: string }> {
     const stage = await this.model.stage(def.role);
-    const name = this.outputOf(def, stage, task, head);
+    const name = this.model.outputOf(stage, task, ownHead);
     const texts = reads(def, "text") ? (this.inputs.texts ?? []) : [];
-    const isResult = name === resultName(def, stage.outputs.map((each) => each.name));
     // The stage gives its other outputs in the same run.
-    const names = isResult ? [name, ...def.outputs.slice(1)] : [name];
+    const names = isResult(def, name) ? [name, ...def.outputs.slice(1)] : [name];
     const tensors = texts.length > 0 ? [await this.#encodeEach(def, stage, name, texts)] : await this.runStage(def, stage, names);
     const [tensor] = tensors;
     if (!tensor) throw new CotensorError("Engine", `${this.model.name}: ${def.role} gave no ${name}`);
-    if (isResult) tensors.forEach((each, index) => this.#values.set(`${def.role}.${def.outputs[index] ?? name}`, each));
+    if (isResult(def, name)) tensors.forEach((each, index) => this.#values.set(`${def.role}.${def.outputs[index] ?? name}`, each));
     return { tensor, name };
   }
 
@@ -231,7 +223,7 @@ export class Run {
     const stage = await this.model.head(name, task);
     const [input, ...others] = stage.inputs;
     if (!input || others.length > 0) throw new CotensorError("Unsupported", `${this.model.name}: a head has exactly one input`);
-    const output = headOutput(stage.outputs, this.model.name);
+    const output = ModelFamily.headOutput(stage.role, stage.outputs.map((each) => each.name));
     const run = await stage.run({ [input.name]: trunk }, [output], this.holder);
     this.#leases.push(...run.outputs);
     this.report(stage.role, stage.space, run.computed, run.milliseconds);
@@ -288,12 +280,4 @@ function wellFormed(text: string): string {
 
 function ones(shape: readonly number[]): HostArray {
   return { data: new BigInt64Array(shape.reduce((count, dimension) => count * dimension, 1)).fill(1n), shape, dtype: "int64" };
-}
-
-/** The output of a head: its logits, or its only output. */
-function headOutput(outputs: readonly Port[], model: string): string {
-  const names = outputs.map(({ name }) => name);
-  const found = names.includes(LOGITS) ? LOGITS : names.length === 1 ? names[0] : undefined;
-  if (found !== undefined) return found;
-  throw new CotensorError("Unsupported", `${model}: a head gives ${LOGITS} or one output; this one gives ${names.join(", ")}`);
 }

@@ -2,23 +2,6 @@
 import type { HostArray } from "../engine/api.js";
 import { takeArray, type Tokens } from "./core.js";
 
-/** The most texts of one run of the graph. */
-const RUN_TEXTS_MAX = 32;
-/** The most rows times squared tokens of one run, padding included: attention needs memory for each. A longer text runs alone. */
-const RUN_SQUARES_MAX = 1 << 20;
-/** A CPU computes padding, too: the longest text of a run has at most this much more tokens than the shortest. */
-const RUN_SPREAD = 1.25;
-const RUN_SPREAD_MIN = 8;
-
-/** How many of the first texts run together. `counts` are their tokens, in ascending order; `fixed` is the number that the graph reads, if it is fixed. */
-export function runLength(counts: readonly number[], fixed?: number): number {
-  const [shortest] = counts;
-  if (shortest === undefined) return 0;
-  const longest = Math.max(Math.floor(shortest * RUN_SPREAD), shortest + RUN_SPREAD_MIN);
-  const last = counts.findIndex((count, before) => before === RUN_TEXTS_MAX || count > longest || (before + 1) * (fixed ?? count) ** 2 > RUN_SQUARES_MAX);
-  return last < 0 ? counts.length : Math.max(last, 1);
-}
-
 /** The tokens of several texts, padded to the longest. */
 export class TokenRows {
   /** By source of a graph's input. Each array has a row for each text. */

@@ -5,8 +5,10 @@ use std::time::SystemTime;
 
 /// The most entries in a model's folder and its subfolders.
 const ENTRIES_MAX: usize = 10_000;
+/// The levels of folders whose files count. A link may lead back.
+const LEVELS_MAX: usize = 8;
 
-/// Sizes and times of the files in a model's folder and its direct subfolders, without hidden files.
+/// Sizes and times of the files in a model's folder and its subfolders, without those in hidden folders.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FolderStamp {
     files: BTreeMap<PathBuf, FileStamp>,
@@ -20,9 +22,13 @@ impl FolderStamp {
     pub(crate) fn of(folder: &Path) -> Result<Self> {
         let mut stamp = Self { files: BTreeMap::new(), settled: true };
         let mut room = ENTRIES_MAX;
-        let inner = stamp.add(folder, SystemTime::now(), &mut room)?;
-        for folder in inner {
-            stamp.add(&folder, SystemTime::now(), &mut room)?;
+        let mut level = vec![folder.to_owned()];
+        for _ in 0..LEVELS_MAX {
+            let mut inner = Vec::new();
+            for folder in level {
+                inner.extend(stamp.add(&folder, SystemTime::now(), &mut room)?);
+            }
+            level = inner;
         }
         Ok(stamp)
     }
@@ -47,14 +53,12 @@ impl FolderStamp {
             *room = room.checked_sub(1).ok_or_else(|| {
                 Error::invalid(format!("the model folder has more than {ENTRIES_MAX} entries")).in_file(folder)
             })?;
-            if entry.file_name().as_encoded_bytes().starts_with(b".") {
-                continue;
-            }
+            let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
             let path = entry.path();
             // A broken link is ignored.
             let Ok(metadata) = path.metadata() else { continue };
             if metadata.is_dir() {
-                inner.push(path);
+                inner.extend((!is_hidden).then_some(path));
             } else if metadata.is_file() {
                 let stamp = FileStamp::of(&metadata);
                 self.settled &= stamp.settled(now);

@@ -4,7 +4,7 @@ use super::attention::check_attention;
 use crate::model::Model;
 use crate::stage::{Claimed, Made, Stage};
 use crate::tensor::{Array, TensorRef, Value};
-use cotensor_core::{ContentHash, Error, Hasher, Result};
+use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use cotensor_pipeline::{
     AttentionMemory, SENTENCE_LABEL as LABEL, SentenceOutput, SentencePrompt as Prompt, check_vocabulary, empty_cache,
     output_of, run_length, task_value, text_values, tokens_key,
@@ -101,10 +101,22 @@ impl TextEmbedder {
         let def = family.stage(role)?;
         let stage = model.stage(role)?;
         let output = output_of(task, def, stage.ports(), false)?;
+        if let Some(missing) = def.inputs.keys().find(|name| stage.ports().input(name).is_none()) {
+            let message = format!("the graph has no input {missing}; export the model with it");
+            return Err(Error::unsupported(message).in_file(model.folder()).in_field(missing));
+        }
         let port = stage.ports().input_of(def, &Source::TextIds);
         let has_fixed_count = port.and_then(|port| port.dims.as_ref()?.first().copied().flatten()).is_some();
         let reads = |source: Source| stage.ports().input_of(def, &source).is_some();
         let depends_on_length = positions_depend_on_length(model.config());
+        // Without a mask, a text may depend on the padding of its row.
+        let is_masked = reads(Source::TextMask);
+        let length = stage.ports().fixed_length(def);
+        if length.is_some() && !is_masked {
+            let message =
+                "the graph reads texts of one length without a mask of their tokens; export the model with a mask";
+            return Err(Error::unsupported(message).in_file(model.folder()));
+        }
         let (_, tokenizer) = model.sentence()?;
         let sentence = model.sentence_pooled(pooling)?;
         sentence.check_input()?;
@@ -130,8 +142,9 @@ impl TextEmbedder {
             model: Arc::clone(model),
             is_pooled,
             sentence,
-            length: stage.ports().fixed_length(def),
+            length,
             reads_one: has_fixed_count
+                || !is_masked
                 || reads(Source::CacheEmpty)
                 || depends_on_length
                 || stage.joins_rows()?.is_some(),
@@ -221,13 +234,20 @@ impl TextEmbedder {
             if let Some(holder) = cached_by
                 && (made.len() >= PUBLISH_TEXTS_MIN || rest.is_empty())
             {
-                self.stage.publish_each(LABEL, holder, std::mem::take(&mut made))?;
+                match self.stage.publish_each(LABEL, holder, std::mem::take(&mut made)) {
+                    // The tickets pass to other callers; these callers have their rows.
+                    Err(error) if error.kind() != ErrorKind::OverBudget => return Err(error),
+                    _ => {}
+                }
             }
         }
         let results = rows.into_iter().enumerate().map(|(at, row)| {
             let found = tokens[at].as_ref().map_err(Clone::clone)?;
             let values = match (row.transpose()?, cached_by) {
-                (None, Some(holder)) => self.run_once(at, &tokens, prompt, holder)?,
+                (None, Some(holder)) => match self.run_once(at, &tokens, prompt, holder) {
+                    Err(error) if error.kind() == ErrorKind::OverBudget => self.run_alone(at, &tokens, prompt)?,
+                    row => row?,
+                },
                 (row, _) => row.ok_or_else(|| Error::corrupt("the graph gave no row"))?,
             };
             Ok(TextEmbedding {
@@ -289,11 +309,16 @@ impl TextEmbedder {
     fn run_once(&self, at: usize, tokens: &Texts, prompt: Prompt, holder: &Holder) -> Result<Vec<f32>> {
         let key = self.key(tokens[at].as_ref().map_err(Clone::clone)?, prompt);
         let run = self.stage.run_once(LABEL, &key, holder, |_| {
-            let row = self.run_each(&[at], tokens, prompt).pop();
-            let row = row.ok_or_else(|| Error::corrupt("the graph gave no row"))??;
+            let row = self.run_alone(at, tokens, prompt)?;
             Ok(vec![Array::f32([row.len()], row)?.into()])
         })?;
         row_of(&run.outputs)
+    }
+
+    /// The embedding of one text, which other callers do not get.
+    fn run_alone(&self, at: usize, tokens: &Texts, prompt: Prompt) -> Result<Vec<f32>> {
+        let row = self.run_each(&[at], tokens, prompt).pop();
+        row.ok_or_else(|| Error::corrupt("the graph gave no row"))?
     }
 
     /// What identifies the embedding of a text: the settings, and its tokens.

@@ -6,8 +6,8 @@ use crate::stage::{Stage, StageRun};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_pipeline::{
-    Constant, StageReport, Text, User, check_numbers, check_vocabulary, empty_cache, filled_length, lacks, row_width,
-    task_value, text_values, truncations,
+    Constant, StageReport, Text, User, check_numbers, check_vocabulary, empty_cache, filled_length, row_width,
+    task_value, text_values, truncations, trunk_output,
 };
 use cotensor_preprocess::family::{AnswerKind, Source, StageDef, Task};
 use cotensor_preprocess::{TextProcessor, TokenBatch};
@@ -53,8 +53,7 @@ impl<'a> Run<'a> {
             return Ok(value);
         }
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
-        let output =
-            def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&def.role, def, stage.ports()))?;
+        let output = trunk_output(&def.role, def, stage.ports())?;
         self.run_stage(def, &stage, inputs, output)
     }
 
@@ -129,8 +128,7 @@ impl<'a> Run<'a> {
         user: &User,
         inputs: &Inputs,
     ) -> Result<Value> {
-        let output =
-            def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage.ports()))?;
+        let output = trunk_output(&task.name, def, stage.ports())?;
         let mut all = Vec::new();
         for text in &user.texts {
             self.encode_texts(task, user, def, Some(stage), &[text])?;

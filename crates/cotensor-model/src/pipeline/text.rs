@@ -7,8 +7,8 @@ use super::run::Run;
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_pipeline::{
-    Answer, Output, User, check_vocabulary, cut_message, decoded_after, expanded, image_token, lacks, prompt_of,
-    token_text,
+    Answer, Output, User, check_vocabulary, cut_message, decoded_after, expanded, image_token, prompt_of, token_text,
+    trunk_output,
 };
 use cotensor_preprocess::family::{Medium, Task};
 
@@ -36,7 +36,7 @@ pub(super) fn generate(
             let text = text_of(&config, user, inputs)?;
             text_ids = run.encode_texts(task, user, def, Some(&stage), &[&text])?.batch.ids.as_i64()?.to_vec();
         }
-        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(role, def, stage.ports()))?;
+        let output = trunk_output(role, def, stage.ports())?;
         run.run_stage(def, &stage, inputs, output)?;
     }
     let generator = Generator::load(run, task)?;
