@@ -93,6 +93,15 @@ test("after a failure the next caller computes, and only the first one fails", a
   assert.deepEqual([graph.runs, computations.running], [2, 0]);
 });
 
+test("all callers that wait fail when the store is disposed meanwhile", async () => {
+  const { store, stage, computations } = await create();
+  const calls = [1, 2, 3].map(() => stage.run(input(1), ["y"]));
+  store.dispose();
+  const ended = await Promise.allSettled(calls);
+  assert.deepEqual(ended.map(({ reason }) => reason?.kind), ["Conflict", "Conflict", "Conflict"]);
+  assert.equal(computations.running, 0);
+});
+
 test("results that the configuration of sharing refuses are computed by each caller", async () => {
   for (const [config, refused] of [
     [{ enableSharedTensors: false }, "sharing disabled"],

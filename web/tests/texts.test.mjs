@@ -16,8 +16,8 @@ let server;
 before(async () => (server = await serve()));
 after(() => server.close());
 
-/** A backend that counts the runs of graphs. */
-async function open() {
+/** A backend that counts the runs of graphs. The first `fails` runs fail. */
+async function open({ fails = 0, ...more } = {}) {
   const counts = { runs: 0, rows: 0 };
   const create = async (...args) => {
     const session = await ort.InferenceSession.create(...args);
@@ -25,12 +25,13 @@ async function open() {
     session.run = (feeds, ...rest) => {
       counts.runs += 1;
       counts.rows += feeds.input_ids?.dims[0] ?? 0;
+      if (counts.runs <= fails) return Promise.reject(new Error("no memory"));
       return run(feeds, ...rest);
     };
     return session;
   };
   const counting = { env: ort.env, Tensor: ort.Tensor, InferenceSession: { create } };
-  const backend = await createCpuBackend({ ort: counting, models: `${server.url}models/` });
+  const backend = await createCpuBackend({ ort: counting, models: `${server.url}models/`, ...more });
   return { backend, counts };
 }
 
@@ -61,6 +62,26 @@ test("embeddings are computed once: later calls and calls at the same time reuse
   const runs = counts.runs;
   const { stages } = await one.process(TEXTS.slice(4, 8));
   assert.deepEqual([counts.runs, stages[0].computed], [runs, false]);
+  await backend.dispose();
+});
+
+test("a text whose computation failed is computed by its next caller", async () => {
+  const { backend, counts } = await open({ fails: 2 });
+  const model = bert(backend);
+  await assert.rejects(model.process(["cat", "cat"]), /no memory/);
+  assert.deepEqual([counts.runs, backend.computations.running], [1, 0], "nothing of a call runs after its end");
+  const calls = await Promise.allSettled([["cat"], ["two", "cat", "cat"], ["cat"]].map((texts) => model.process(texts)));
+  assert.deepEqual(calls.map(({ status }) => status), ["rejected", "fulfilled", "fulfilled"]);
+  assert.equal(backend.computations.running, 0);
+  assert.deepEqual(row(calls[1].value.outputs[0], 2), row(calls[2].value.outputs[0], 0));
+  await backend.dispose();
+});
+
+test("equal texts whose embeddings stay private are computed one by one", async () => {
+  const { backend } = await open({ sharedTensorConfig: { maxSharedTensorSize: 8 } });
+  const { outputs: [all] } = await bert(backend).process(["cat", "cat", "two cats"]);
+  assert.deepEqual(row(all, 1), row(all, 0));
+  assert.equal(backend.computations.running, 0);
   await backend.dispose();
 });
 

@@ -40,6 +40,8 @@ export async function embedTexts(run: Run): Promise<{ answer: Answer; outputs: O
 class Embedder {
   /** Embeddings that were computed here. */
   computed = 0;
+  /** Why a run failed. The other texts of this call are not run then. */
+  #failure: { readonly error: unknown } | undefined;
 
   private constructor(
     private readonly run: Run,
@@ -75,11 +77,23 @@ class Embedder {
       if (truncated) run.notices.push(`text ${first + row}: truncated to ${tokens.counts[row] ?? 0} tokens`);
     });
     const missing: Missing[] = [];
-    // Runs until its first wait, so that the list is complete below.
-    const all = Promise.all(texts.map((_, row) => this.#once(tokens, row, () => new Promise((resolve, reject) => missing.push({ row, resolve, reject })))));
-    all.catch(() => undefined);
+    let isComplete = false;
+    const compute = (row: number): Promise<Float32Array<ArrayBuffer>> =>
+      isComplete ? this.#alone(tokens, row) : new Promise((resolve, reject) => missing.push({ row, resolve, reject }));
+    // Each runs until its first wait, so that the list is complete below.
+    const embeddings = texts.map((_, row) => this.#once(tokens, row, () => compute(row)));
+    isComplete = true;
+    const settled = Promise.allSettled(embeddings);
     await this.#compute(tokens, missing);
-    return all;
+    // Also after a failure: no text of this call runs once the call has ended.
+    await settled;
+    return Promise.all(embeddings);
+  }
+
+  /** The embedding of a text that waited for another caller, whose computation failed or whose result stayed private. */
+  async #alone(tokens: TokenRows, row: number): Promise<Float32Array<ArrayBuffer>> {
+    const [embedding] = await this.#together(tokens, [row]);
+    return embedding as Float32Array<ArrayBuffer>;
   }
 
   /** The embedding of a text: that of the store, that which another caller computes, or a new one. */
@@ -110,15 +124,27 @@ class Embedder {
     let rest = [...missing].sort((a, b) => count(a) - count(b));
     try {
       while (rest.length > 0) {
-        this.run.call.signal?.throwIfAborted();
         const together = rest.slice(0, this.runsAlone ? 1 : runLength(Uint32Array.from(rest, count), this.length));
-        const embeddings = await this.#run(tokens, together.map(({ row }) => row));
+        const embeddings = await this.#together(tokens, together.map(({ row }) => row));
         together.forEach(({ resolve }, index) => resolve(embeddings[index] as Float32Array<ArrayBuffer>));
-        this.computed += together.length;
         rest = rest.slice(together.length);
       }
     } catch (error) {
       for (const { reject } of rest) reject(error);
+    }
+  }
+
+  /** The embeddings of texts in one run. */
+  async #together(tokens: TokenRows, rows: readonly number[]): Promise<Float32Array[]> {
+    if (this.#failure) throw this.#failure.error;
+    try {
+      this.run.call.signal?.throwIfAborted();
+      const embeddings = await this.#run(tokens, rows);
+      this.computed += rows.length;
+      return embeddings;
+    } catch (error) {
+      this.#failure ??= { error };
+      throw error;
     }
   }
 

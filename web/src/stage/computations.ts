@@ -25,6 +25,7 @@ export interface Claimed {
 interface Waiter {
   readonly holder: string;
   readonly resolve: (outputs: Tensor[] | undefined) => void;
+  readonly reject: (error: unknown) => void;
 }
 
 /** Results that are computed once, and kept in the store until their memory is needed. */
@@ -52,7 +53,7 @@ export class Computations {
       if (found) return { outputs: found, computed: false };
       const waiters = this.#running.get(claim.key);
       if (!waiters) return this.#compute(claim, compute);
-      const outputs = await new Promise<Tensor[] | undefined>((resolve) => waiters.push({ holder: claim.holder, resolve }));
+      const outputs = await new Promise<Tensor[] | undefined>((resolve, reject) => waiters.push({ holder: claim.holder, resolve, reject }));
       if (outputs) return { outputs, computed: false };
     }
   }
@@ -66,7 +67,16 @@ export class Computations {
     } finally {
       this.#running.delete(key);
       // Leases for all that wait, before the caller can release its own. Without a result each tries again, in order.
-      for (const { holder, resolve } of waiters) resolve(this.#find(names, holder));
+      for (const waiter of waiters) this.#settle(waiter, names);
+    }
+  }
+
+  /** A store that was disposed meanwhile is an error of each waiter. */
+  #settle({ holder, resolve, reject }: Waiter, names: readonly string[]): void {
+    try {
+      resolve(this.#find(names, holder));
+    } catch (error) {
+      reject(error);
     }
   }
 
