@@ -93,7 +93,7 @@ export class LocalModel implements FamilyModel {
   }
 
   process(input: ModelInput, call: CallOptions = {}): Promise<Result> {
-    return unlessAborted(call.signal, async () => this.run(await readInputs(input), [], call));
+    return unlessAborted(call.signal, async () => this.run(await readInputs(input), [], call, same));
   }
 
   processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor, options?: CallOptions): Promise<Result> {
@@ -102,7 +102,7 @@ export class LocalModel implements FamilyModel {
 
   processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput, call: CallOptions = {}): Promise<Result> {
     const read = async (): Promise<Inputs> => (input === undefined ? {} : readInputs(input));
-    return unlessAborted(call.signal, async () => this.run(await read(), Object.values(tensors) as SharedTensor[], call));
+    return unlessAborted(call.signal, async () => this.run(await read(), Object.values(tensors) as SharedTensor[], call, same));
   }
 
   getSharedTensor(kind: Kind): SharedTensor {
@@ -146,8 +146,11 @@ export class LocalModel implements FamilyModel {
     return loaded;
   }
 
-  /** Runs the task on inputs in one form, with tensors of other models. */
-  async run(inputs: Inputs, tensors: readonly SharedTensor[], call: CallOptions = {}): Promise<Result> {
+  /**
+   * Runs the task on inputs in one form, with tensors of other models. `taken` makes what the caller gets of the result, at once: a later
+   * call releases the model's leases of these tensors, also before the caller goes on.
+   */
+  async run<Taken>(inputs: Inputs, tensors: readonly SharedTensor[], call: CallOptions, taken: (result: Result) => Taken): Promise<Taken> {
     const loaded = await this.#open();
     if (inputs.tokens) checkTokens(inputs.tokens, loaded.tokens(inputs.tokens.text));
     const given = await loaded.replacedBy(tensors);
@@ -174,12 +177,14 @@ export class LocalModel implements FamilyModel {
       for (const [kind, tensor] of Object.entries(run.made())) made[kind as Kind] = new SharedTensor(this.backend.store, tensor);
       if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
       this.#held.setMade(made);
-      return new Result(this.modelId, task.name, answer, outputs, made, run.stages, run.notices);
+      return taken(new Result(this.modelId, task.name, answer, outputs, made, run.stages, run.notices));
     } finally {
       run.dispose();
     }
   }
 }
+
+const same = (result: Result): Result => result;
 
 /** The options that the program gave for the answer. */
 function userOptions(model: string, task: Task, options: ModelOptions): UserOptions {

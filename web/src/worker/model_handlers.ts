@@ -44,7 +44,8 @@ function backendOf({ store, ort }: HubContent, devices: readonly Device[], sourc
 
 const model = (params: Record<string, unknown>, { session }: { session: Session }): LocalModel => session.find(params["handle"], LocalModel);
 
-async function answer(context: CallContext, result: Result): Promise<ResultAnswer> {
+/** Leases the tensors of a result to the client. */
+function answer(context: CallContext, result: Result): ResultAnswer {
   const { answer: given, outputs, stages, notices, task } = result;
   const tensors: Partial<Record<Kind, TensorAnswer>> = {};
   for (const [kind, tensor] of Object.entries(result.output_tensors)) {
@@ -78,7 +79,8 @@ export const modelHandlers: Handlers = {
     // The leases that the run reads end with it.
     const tensors = handles.map((handle) => new SharedTensor(context.store, context.session.find(handle, Tensor).leaseFor(context.session.holder)));
     try {
-      return await answer(context, await made.run((params["inputs"] ?? {}) as Inputs, tensors, { signal: context.session.signal }));
+      const inputs = (params["inputs"] ?? {}) as Inputs;
+      return await made.run(inputs, tensors, { signal: context.session.signal }, (result) => answer(context, result));
     } finally {
       for (const tensor of tensors) tensor.release(context.session.holder);
     }

@@ -1,0 +1,53 @@
+// Models of a hub in this process of Node, on the CPU.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { after, before, test } from "node:test";
+import * as ort from "onnxruntime-web";
+import { connectShared, createModel, createVitModel, serve as serveHub, SharedBackend } from "cotensor";
+import { RealmLocks } from "../dist/locks.js";
+import { serve } from "./support/server.mjs";
+
+ort.env.wasm.numThreads = 1;
+ort.env.logLevel = "fatal";
+const photo = await readFile(new URL("../../fixtures/media/photo.png", import.meta.url)).then((bytes) => new Uint8Array(bytes));
+let hubs = 0;
+let server;
+
+before(async () => (server = await serve()));
+after(() => server.close());
+
+/** A client of a hub of its own, with a backend of the server's models. Each run of a graph waits for `before`. */
+async function open(sources = { models: `${server.url}models/` }, before = () => undefined) {
+  const create = async (...args) => {
+    const session = await ort.InferenceSession.create(...args);
+    const run = session.run.bind(session);
+    session.run = async (...rest) => {
+      await before();
+      return run(...rest);
+    };
+    return session;
+  };
+  const locks = new RealmLocks();
+  const hub = serveHub({ locks, ort: { env: ort.env, Tensor: ort.Tensor, InferenceSession: { create } } });
+  const store = await connectShared({ mode: "page", hub: `models${(hubs += 1)}`, page: () => hub, locks, holder: "tab" });
+  return { store, backend: new SharedBackend(store, { priorityList: ["cpu"], ...sources }) };
+}
+
+const vitOf = (backend) => createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+
+test("calls of one model at the same time have leases of their own", async () => {
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  const { store, backend } = await open(undefined, () => released);
+  const vit = vitOf(backend);
+  await vit.initialize();
+  // One runs the graph; the others wait for its result, and end in the same turn.
+  const calls = Array.from({ length: 4 }, () => vit.process({ image: photo }));
+  for (let turn = 0; turn < 10; turn += 1) await store.names();
+  release();
+  const values = (await Promise.all(calls)).map(({ outputs }) => [...outputs[0].values]);
+  for (const each of values) assert.deepEqual(each, values[0]);
+  // The worker's model and the tab.
+  assert.equal(await vit.getSharedTensor("vision_embedding").referenceCount(), 2);
+  await store.close();
+});
