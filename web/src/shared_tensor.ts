@@ -139,7 +139,7 @@ export class SharedTensor {
       return;
     }
     this.#publish();
-    this.#add(model, this.#kept(model) ?? this.lease().leaseFor(model));
+    this.#add(model, this.#kept(model) ?? this.lease().sameFor(model));
   }
 
   /** Releases one acquire of `model`. */

@@ -196,6 +196,12 @@ export class Tensor {
     return new Tensor(this.#state, handle, holder, this.#segment);
   }
 
+  /** A lease of the same elements for another holder: of a view, a view. */
+  sameFor(holder: string): Tensor {
+    const handle = this.#state.core.sameFor(this.#live(), holder);
+    return new Tensor(this.#state, handle, holder, this.#segment, this.#description);
+  }
+
   /** Releases the lease. A second call does nothing. */
   dispose(): void {
     if (this.#handle < 0) return;

@@ -51,3 +51,16 @@ test("calls of one model at the same time have leases of their own", async () =>
   assert.equal(await vit.getSharedTensor("vision_embedding").referenceCount(), 2);
   await store.close();
 });
+
+test("a part of a tensor replaces a stage as this part", async () => {
+  const { store, backend } = await open({ models: `${server.url}fixtures/tiny/` });
+  const vit = (options) => createModel(backend, { modelId: "vit", ...options });
+  const encoder = vit({ task: "image-embedding" });
+  await encoder.process({ image: photo });
+  const whole = encoder.getSharedTensor("vision_embedding");
+  const part = await whole.view([0, 0, 0], [1, 2, 32]);
+  const { output_tensors } = await vit({ task: "image-embedding" }).processWithSharedEmbeddings([part]);
+  const made = output_tensors.vision_embedding;
+  assert.deepEqual([made.shape, await made.read("test")], [[1, 2, 32], (await whole.read("test")).slice(0, 64)]);
+  await store.close();
+});

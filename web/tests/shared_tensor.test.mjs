@@ -53,6 +53,15 @@ test("a view keeps the tensor", async () => {
   assert.equal(store.has("x"), false);
 });
 
+test("a view that models share stays a view", async () => {
+  const store = await Store.create();
+  const tensor = store.put("x", new Float32Array([1, 2, 3, 4]), { shape: [2, 2], holder: "vit" });
+  const shared = new SharedTensor(store, tensor.view([1, 0], [1, 2]));
+  shared.acquire("clip");
+  shared.release("vit");
+  assert.deepEqual([shared.tensor.dimensions, [...shared.array()], shared.byteLength], [[1, 2], [3, 4], 8]);
+});
+
 test("verbose logging writes the events of tensors", async (context) => {
   const lines = context.mock.method(console, "log", () => {}).mock;
   await SharedTensor.setVerboseLogging(true);

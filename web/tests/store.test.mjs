@@ -68,6 +68,18 @@ test("the last lease frees the memory", async () => {
   assert.deepEqual([memory.live, store.has("x"), store.getStats().memory_usage_bytes], [0, false, 0]);
 });
 
+test("a lease of the same elements is a view of a view, and keeps the tensor", async () => {
+  const { memory, store } = await counting();
+  const tensor = store.put("x", Float32Array.from({ length: 12 }, (_, index) => index), { shape: [3, 4], holder: "a" });
+  const part = tensor.view([1, 0], [2, 2], [1, 2]).view([1, 0], [1, 2]);
+  const [same, whole] = [part.sameFor("b"), tensor.sameFor("b")];
+  part.dispose();
+  assert.deepEqual([same.holder, same.shape, [...(await same.read("test"))], whole.isWhole, same.isWhole], ["b", [1, 2], [8, 10], true, false]);
+  assert.deepEqual([...same.view([0, 1], [1, 1]).array()], [10]);
+  for (const each of [tensor, whole]) each.dispose();
+  assert.equal(memory.live, 1);
+});
+
 test("a disposed lease is refused, and disposed once", async () => {
   const { memory, store } = await counting();
   const [tensor, other] = [store.put("x", new Float32Array(4)), store.get("x", "other")];

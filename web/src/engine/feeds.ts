@@ -45,8 +45,7 @@ export function takeInputs(label: string, ports: readonly Port[], inputs: Readon
       if (dtype !== port.dtype) throw new CotensorError("Invalid", `${label}: input ${port.name} has ${dtype}, the graph reads ${port.dtype}`);
       if (value instanceof Tensor) {
         // A lease on the same elements: the program may release its own during the run.
-        const lease = value.isWhole ? value.leaseFor(value.holder) : value.view(value.shape.map(() => 0), value.shape);
-        given.push({ port, shape: value.shape, value: lease });
+        given.push({ port, shape: value.shape, value: value.sameFor(value.holder) });
       } else {
         given.push({ port, shape: [...value.shape], value: checkArray(label, port, value) });
       }

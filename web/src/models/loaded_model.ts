@@ -209,7 +209,7 @@ export class LoadedModel {
 
   /** A tensor of another model in place of the result of a stage of equal space. */
   adapted(_def: StageDef, shared: SharedTensor, run: Pick<PreparedRun, "holder">): Tensor {
-    return shared.lease().leaseFor(run.holder);
+    return shared.lease().sameFor(run.holder);
   }
 
   /** Prepares the image or the sound of a run, once for equal files. */

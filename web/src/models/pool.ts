@@ -104,7 +104,7 @@ export class ResourcePoolBridgeIntegration {
     if (tensorData instanceof SharedTensor) {
       shared = tensorData;
     } else if (tensorData instanceof Tensor) {
-      shared = new SharedTensor(store, tensorData.leaseFor(producerModel));
+      shared = new SharedTensor(store, tensorData.sameFor(producerModel));
     } else {
       const device = devices.includes(storageType) ? storageType : "cpu";
       shared = new SharedTensor(store, store.put(tensorName, tensorData, { device, holder: producerModel, ...(shape ? { shape } : {}) }));

@@ -59,7 +59,7 @@ export class Run {
     const made: Partial<Record<Kind, Tensor>> = {};
     for (const def of this.model.stageDefs) {
       const value = def.outputs[0] === undefined ? undefined : this.#values.get(`${def.role}.${def.outputs[0]}`);
-      if (value instanceof Tensor && def.kind !== "other") made[def.kind] = value.leaseFor(this.holder);
+      if (value instanceof Tensor && def.kind !== "other") made[def.kind] = value.sameFor(this.holder);
     }
     return made;
   }

@@ -49,7 +49,7 @@ function answer(context: CallContext, result: Result): ResultAnswer {
   const { answer: given, outputs, stages, notices, task } = result;
   const tensors: Partial<Record<Kind, TensorAnswer>> = {};
   for (const [kind, tensor] of Object.entries(result.output_tensors)) {
-    tensors[kind as Kind] = tensorAnswer(context, tensor.lease().leaseFor(context.session.holder));
+    tensors[kind as Kind] = tensorAnswer(context, tensor.lease().sameFor(context.session.holder));
   }
   return { model: result.model, task, answer: given, outputs, stages, notices, tensors };
 }
@@ -77,7 +77,7 @@ export const modelHandlers: Handlers = {
     const made = model(params, context);
     const handles = Array.isArray(params["tensors"]) ? (params["tensors"] as unknown[]) : [];
     // The leases that the run reads end with it.
-    const tensors = handles.map((handle) => new SharedTensor(context.store, context.session.find(handle, Tensor).leaseFor(context.session.holder)));
+    const tensors = handles.map((handle) => new SharedTensor(context.store, context.session.find(handle, Tensor).sameFor(context.session.holder)));
     try {
       const inputs = (params["inputs"] ?? {}) as Inputs;
       return await made.run(inputs, tensors, { signal: context.session.signal }, (result) => answer(context, result));

@@ -155,6 +155,17 @@ impl StoreCore {
         Ok(self.keep(Held::Tensor(lease)))
     }
 
+    /// Leases the same elements, of a tensor or of a view, to another holder.
+    #[wasm_bindgen(js_name = sameFor)]
+    pub fn same_for(&self, tensor: u32, holder: &str) -> Result<u32> {
+        let holder = named(holder)?;
+        let same = match self.tensors.borrow().get(tensor)? {
+            Held::Tensor(lease) => Held::Tensor(lease.lease_for(&holder)?),
+            Held::View(view) => Held::View(view.lease_for(&holder)?),
+        };
+        Ok(self.keep(same))
+    }
+
     /// A view of a tensor or view: one offset, size and step for each dimension, in elements.
     pub fn view(&self, tensor: u32, offset: &[f64], size: &[f64], step: &[f64]) -> Result<u32> {
         let slices = slices(offset, size, step)?;

@@ -2,7 +2,7 @@
 
 use crate::leases::lease::{copied, spanned, typed};
 use crate::types::member_layout;
-use crate::{Lease, Members};
+use crate::{Holder, Lease, Members};
 use cotensor_core::{Error, Layout, Result, Slice};
 use std::sync::Arc;
 
@@ -35,6 +35,14 @@ impl TensorView {
     /// `Invalid` when a slice is out of bounds.
     pub fn view(&self, slices: &[Slice]) -> Result<TensorView> {
         Ok(TensorView { layout: self.layout.view(slices)?, parent: Arc::clone(&self.parent) })
+    }
+
+    /// A view of the same elements for another holder of the same store.
+    ///
+    /// # Errors
+    /// As [`Lease::lease_for`].
+    pub fn lease_for(&self, holder: &Holder) -> Result<TensorView> {
+        Ok(TensorView { layout: self.layout.clone(), parent: Arc::new(self.parent.lease_for(holder)?) })
     }
 
     /// The bytes from the first element to the end of the last, gaps included; `None` where the host cannot
