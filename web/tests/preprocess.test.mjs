@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { test } from "node:test";
-import { AudioProcessor, ConfigFiles, Generation, ImageProcessor, ModelFamily, SentencePooling, TextProcessor, imageSize, loadModels, takeArray } from "../dist/models/core.js";
+import { AudioProcessor, ConfigFiles, Generation, ImageProcessor, ModelFamily, SentencePooling, TextProcessor, hashes, imageSize, loadModels, takeArray } from "../dist/models/core.js";
+import init from "../dist/models/cotensor_models.js";
 import { readSafetensors } from "./support/safetensors.mjs";
 import { fixtures, openTiny } from "./support/tiny.mjs";
 
@@ -143,6 +144,26 @@ test("features of sounds are equal", async () => {
   assert.throws(() => processor.processSamples(new Float32Array(), 16_000), { kind: "Invalid", message: /audio/ });
   assert.throws(() => processor.processSamples(Float32Array.of(NaN), 16_000), { kind: "Invalid", message: /audio/ });
   assert.throws(() => processor.processSamples(new Float32Array(10), 1), { kind: "Invalid" });
+});
+
+test("a long sound and a large picture are not copied into the module's memory", async () => {
+  const { memory } = await init();
+  const model = await openTiny("whisper");
+  const processor = new AudioProcessor(model.files, model.family);
+  const start = Float32Array.from({ length: 32 * 16_000 }, (_, index) => Math.sin(index / 9) / 2);
+  const of = (samples) => takeArray(processor.processSamples(samples, 16_000)).data;
+  const expected = of(start);
+  // 17 minutes and 64 MiB.
+  const long = new Float32Array(1 << 24);
+  long.set(start);
+  const before = memory.buffer.byteLength;
+  assert.deepEqual(of(long), expected);
+  const bytes = new Uint8Array(long.buffer);
+  assert.equal(hashes.identity("float32", [1 << 24], bytes), hashes.identity("float32", [1 << 24], bytes.slice()));
+  assert.notEqual(hashes.identity("float32", [1 << 12, 1 << 12], bytes), hashes.identity("float32", [1 << 24], bytes));
+  assert.throws(() => hashes.identity("float32", [1], bytes), { kind: "Invalid", message: /bytes do not fill/ });
+  const grown = memory.buffer.byteLength - before;
+  assert.ok(grown <= 2 << 20, `${grown} bytes`);
 });
 
 test("texts end with the positions of the encoder", async () => {

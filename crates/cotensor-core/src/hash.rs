@@ -17,16 +17,9 @@ impl ContentHash {
     ///
     /// # Errors
     /// Those of `read`.
-    pub fn of_pieces(len: usize, mut read: impl FnMut(usize, &mut [u8]) -> crate::Result<()>) -> crate::Result<Self> {
+    pub fn of_pieces(len: usize, read: impl FnMut(usize, &mut [u8]) -> crate::Result<()>) -> crate::Result<Self> {
         let mut hasher = blake3::Hasher::new();
-        let mut piece = vec![0; len.min(PIECE_BYTES)];
-        let mut at = 0;
-        while at < len {
-            let part = piece.get_mut(..PIECE_BYTES.min(len - at)).unwrap_or_default();
-            read(at, part)?;
-            hasher.update(part);
-            at += part.len();
-        }
+        update_by_pieces(&mut hasher, len, read)?;
         Ok(Self(*hasher.finalize().as_bytes()))
     }
 
@@ -92,6 +85,20 @@ impl Hasher {
         self
     }
 
+    /// Adds one field of `len` bytes piece by piece. `read` gets the offset of each piece and the buffer for it.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn field_of_pieces(
+        &mut self,
+        len: usize,
+        read: impl FnMut(usize, &mut [u8]) -> crate::Result<()>,
+    ) -> crate::Result<&mut Self> {
+        self.0.update(&(len as u64).to_le_bytes());
+        update_by_pieces(&mut self.0, len, read)?;
+        Ok(self)
+    }
+
     /// Adds one number.
     pub fn number(&mut self, number: u64) -> &mut Self {
         self.field(&number.to_le_bytes())
@@ -101,6 +108,22 @@ impl Hasher {
     pub fn finish(&self) -> ContentHash {
         ContentHash(*self.0.finalize().as_bytes())
     }
+}
+
+fn update_by_pieces(
+    hasher: &mut blake3::Hasher,
+    len: usize,
+    mut read: impl FnMut(usize, &mut [u8]) -> crate::Result<()>,
+) -> crate::Result<()> {
+    let mut piece = vec![0; len.min(PIECE_BYTES)];
+    let mut at = 0;
+    while at < len {
+        let part = piece.get_mut(..PIECE_BYTES.min(len - at)).unwrap_or_default();
+        read(at, part)?;
+        hasher.update(part);
+        at += part.len();
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -130,6 +153,8 @@ mod tests {
                 Ok(())
             };
             assert_eq!(ContentHash::of_pieces(len, read).unwrap(), ContentHash::of(&bytes), "{len}");
+            let [mut pieces, mut whole] = [(); 2].map(|()| Hasher::new("test"));
+            assert_eq!(pieces.field_of_pieces(len, read).unwrap().finish(), whole.field(&bytes).finish(), "{len}");
         }
         let failing = |_: usize, _: &mut [u8]| Err(crate::Error::corrupt("unreadable"));
         assert!(ContentHash::of_pieces(1, failing).is_err());

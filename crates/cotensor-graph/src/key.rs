@@ -1,7 +1,7 @@
 //! The keys of results, the space of a stage and the identity of its inputs. Every language and the browser compute them with
 //! this code, so that equal keys are equal results.
 
-use cotensor_core::{ContentHash, DType, Hasher, Space};
+use cotensor_core::{ContentHash, DType, Hasher, Result, Space};
 
 /// An engine that runs a graph, and how. Two engines may round differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +82,30 @@ pub fn space_of(fingerprint: ContentHash, preprocessing: &[ContentHash]) -> Spac
 
 /// The identity of an array: of its type, its dimensions in elements, and its row-major little-endian elements.
 pub fn array_identity(dtype: DType, shape: &[usize], bytes: &[u8]) -> ContentHash {
+    array_hasher(dtype, shape).field(bytes).finish()
+}
+
+/// As [`array_identity`], of `len` bytes that are read piece by piece. `read` gets the offset of each piece and the buffer for
+/// it.
+///
+/// # Errors
+/// Those of `read`.
+pub fn array_identity_of_pieces(
+    dtype: DType,
+    shape: &[usize],
+    len: usize,
+    read: impl FnMut(usize, &mut [u8]) -> Result<()>,
+) -> Result<ContentHash> {
+    Ok(array_hasher(dtype, shape).field_of_pieces(len, read)?.finish())
+}
+
+fn array_hasher(dtype: DType, shape: &[usize]) -> Hasher {
     let mut hasher = Hasher::new("cotensor array v1");
     hasher.field(dtype.name().as_bytes()).number(shape.len() as u64);
     for &dim in shape {
         hasher.number(dim as u64);
     }
-    hasher.field(bytes).finish()
+    hasher
 }
 
 /// The identity of output number `index` of the result with this key.
@@ -148,5 +166,10 @@ mod tests {
         assert_ne!(a, array_identity(DType::F32, &[4], &[0; 16]));
         assert_ne!(a, array_identity(DType::I32, &[2, 2], &[0; 16]));
         assert_ne!(a, array_identity(DType::F32, &[2, 2], &[1; 16]));
+        let pieces = array_identity_of_pieces(DType::F32, &[2, 2], 16, |_, piece| {
+            piece.fill(1);
+            Ok(())
+        });
+        assert_eq!(pieces.unwrap(), array_identity(DType::F32, &[2, 2], &[1; 16]));
     }
 }

@@ -1,6 +1,7 @@
 //! Audio preprocessing.
 
 use crate::arrays::ArrayHandle;
+use crate::bytes::Floats;
 use crate::errors::Result;
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
@@ -35,14 +36,14 @@ impl AudioProcessor {
         self.features(&decode_audio_start(file, self.seconds_read())?)
     }
 
-    /// As [`process`](Self::process), for samples of one channel, from -1 to 1.
+    /// As [`process`](Self::process), for samples of one channel, from -1 to 1. Only those that the model reads are copied.
     ///
     /// # Errors
     /// `Invalid` for a sound that is empty or not finite, and for an unsupported rate.
     #[wasm_bindgen(js_name = processSamples)]
-    pub fn process_samples(&self, samples: &[f32], sample_rate_hz: u32) -> Result<ArrayHandle> {
+    pub fn process_samples(&self, samples: &Floats, sample_rate_hz: u32) -> Result<ArrayHandle> {
         let read = self.seconds_read() * f64::from(sample_rate_hz);
-        let samples = samples.get(..read.ceil() as usize).unwrap_or(samples).to_vec();
+        let samples = samples.start(read.ceil() as usize);
         if samples.is_empty() {
             return Err(Error::invalid("the audio is empty").in_field("audio").into());
         }

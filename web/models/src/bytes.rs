@@ -28,6 +28,32 @@ extern "C" {
     pub(crate) fn array_of(bytes: &[u8]) -> Bytes;
 }
 
+#[wasm_bindgen]
+extern "C" {
+    /// A `Float32Array`.
+    #[wasm_bindgen(js_name = Float32Array, typescript_type = "Float32Array")]
+    pub type Floats;
+
+    #[wasm_bindgen(method, getter, js_name = length)]
+    fn count(this: &Floats) -> f64;
+
+    #[wasm_bindgen(method, js_name = subarray)]
+    fn part(this: &Floats, begin: f64, end: f64) -> Floats;
+
+    #[wasm_bindgen(js_namespace = ["Float32Array", "prototype", "set"], js_name = call)]
+    fn copy_floats(target: &mut [f32], source: &Floats);
+}
+
+impl Floats {
+    /// A copy of the first numbers: of `most` at most.
+    pub(crate) fn start(&self, most: usize) -> Vec<f32> {
+        let count = most.min(self.count() as usize);
+        let mut floats = vec![0.0; count];
+        copy_floats(&mut floats, &self.part(0.0, count as f64));
+        floats
+    }
+}
+
 /// The bytes of a reader's buffer: a call into JavaScript for each byte would be slow.
 const BUFFER_BYTES: usize = 64 << 10;
 

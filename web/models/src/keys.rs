@@ -3,7 +3,7 @@
 use crate::arrays::dtype;
 use crate::bytes::{Bytes, BytesReader};
 use crate::errors::{Result, parsed};
-use cotensor_core::{ContentHash, Error, Layout, Space};
+use cotensor_core::{ContentHash, Error, Space};
 use cotensor_graph::key::{self, Execution, StageIdentity};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -87,35 +87,22 @@ pub fn input_key(label: &str, preprocessing: &str, content: &str) -> Result<Stri
     Ok(key::input_key(label, hash(preprocessing, "preprocessing")?, hash(content, "content")?).to_string())
 }
 
-/// The identity of an array: of its type, its dimensions in elements, and its row-major little-endian bytes.
+/// The identity of an array: of its type, its dimensions in elements, and its row-major little-endian bytes, which are read in
+/// pieces.
 ///
 /// # Errors
 /// `Invalid` for an unknown type, and for bytes that do not fill the shape.
 #[wasm_bindgen(js_name = arrayIdentity)]
-pub fn array_identity(dtype: &str, shape: Vec<u32>, bytes: &[u8]) -> Result<String> {
+pub fn array_identity(dtype: &str, shape: Vec<u32>, bytes: &Bytes) -> Result<String> {
     let dtype = self::dtype(dtype)?;
     let shape: Vec<usize> = shape.into_iter().map(|dim| dim as usize).collect();
     let expected = shape.iter().try_fold(dtype.size_bytes(), |size, &dim| size.checked_mul(dim));
-    if expected != Some(bytes.len()) {
+    let len = expected.filter(|&len| len as u64 == bytes.len()).ok_or_else(|| {
         let message = format!("{} bytes do not fill {dtype} {shape:?}", bytes.len());
-        return Err(Error::invalid(message).in_field("shape").into());
-    }
-    Ok(key::array_identity(dtype, &shape, bytes).to_string())
-}
-
-/// The identity of a tensor without provenance, whose elements are `bytes` in row-major order.
-///
-/// # Errors
-/// As [`array_identity`].
-#[wasm_bindgen(js_name = tensorIdentity)]
-pub fn tensor_identity(dtype: &str, shape: Vec<u32>, bytes: &[u8]) -> Result<String> {
-    let shape: Vec<usize> = shape.into_iter().map(|dim| dim as usize).collect();
-    let layout = Layout::contiguous(self::dtype(dtype)?, &shape)?;
-    if layout.size_bytes() != bytes.len() {
-        let message = format!("{} bytes do not fill {dtype} {shape:?}", bytes.len());
-        return Err(Error::invalid(message).in_field("shape").into());
-    }
-    Ok(layout.identity(bytes).to_string())
+        Error::invalid(message).in_field("shape")
+    })?;
+    let read = |at: usize, piece: &mut [u8]| bytes.read(at as u64, piece);
+    Ok(key::array_identity_of_pieces(dtype, &shape, len, read)?.to_string())
 }
 
 /// The identity (provenance) of output number `index` of the result with this key.

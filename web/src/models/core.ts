@@ -31,7 +31,6 @@ export {
   scaleBeforeTraining,
   soundLength,
   stageKey,
-  tensorIdentity,
 } from "./cotensor_models.js";
 
 /** What `ModelFamily.candidates` returns, as JSON. */
