@@ -217,6 +217,12 @@ test("a program may fill its arrays anew once a call returned its promise", asyn
   picture.fill(0);
   file.fill(0);
   assert.deepEqual((await Promise.all(calls)).map(({ outputs }) => [...outputs[0].values]), expected);
+  const model = bert(backend);
+  const [texts, tokens] = [["a photo", "two cats"], await model.tokenize("a photo")];
+  const lists = [texts, { texts }, tokens].map((input) => model.process(input));
+  texts.splice(0, 2, "another text");
+  tokens.input_ids.reverse();
+  assert.deepEqual((await Promise.all(lists)).map(({ outputs }) => outputs[0].shape), [[2, 32], [2, 32], [32]]);
   await backend.dispose();
 });
 

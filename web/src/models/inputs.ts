@@ -70,6 +70,7 @@ export interface Inputs {
 export const MEDIA = ["text", "image", "audio"] as const;
 export type Medium = (typeof MEDIA)[number];
 
+const TOKEN_FIELDS = ["input_ids", "attention_mask", "token_type_ids"] as const;
 const DEFAULT_SAMPLING_RATE = 16_000;
 const IMAGE_SIDE_MAX = 1 << 14;
 const TEXTS_MAX = 10_000;
@@ -106,12 +107,18 @@ export async function readInputs(input: ModelInput): Promise<Inputs> {
 function textOf(text: string | Tokens): Inputs {
   if (typeof text === "string") return { text };
   if (typeof text?.text !== "string") throw invalid("text", "a text is required, or tokens that tokenize() gave, with their text");
-  return { text: text.text, tokens: text };
+  return { text: text.text, tokens: copied(text) };
+}
+
+/** A copy: the program may change its lists before the model reads them. */
+function copied(tokens: Tokens): Tokens {
+  const lists = TOKEN_FIELDS.filter((field) => tokens[field] !== undefined).map((field) => [field, Array.from(tokens[field] ?? [], Number)]);
+  return { text: tokens.text, ...Object.fromEntries(lists) } as Tokens;
 }
 
 /** Checks that a program's tokens are those of their text: the model computes with these. */
 export function checkTokens(given: Tokens, ofText: Tokens): void {
-  for (const field of ["input_ids", "attention_mask", "token_type_ids"] as const) {
+  for (const field of TOKEN_FIELDS) {
     // Programs may leave out what their model does not read.
     const tokens = given[field] as readonly number[] | undefined;
     if (tokens === undefined && field !== "input_ids") continue;
@@ -128,7 +135,7 @@ function checkTexts(texts: readonly string[]): readonly string[] {
   if (!Array.isArray(texts) || texts.length === 0 || texts.length > TEXTS_MAX || texts.some((each) => typeof each !== "string")) {
     throw invalid("texts", `a list of 1 to ${TEXTS_MAX} texts is required`);
   }
-  return texts;
+  return [...texts];
 }
 
 function pixels(data: ImageData | Uint8Array | Uint8ClampedArray, width?: number, height?: number): Pixels {
