@@ -1,7 +1,7 @@
 // The files of a model: a folder of a web server, or a repository of the hub.
 import { CotensorError } from "../errors.js";
 import { baseAddress } from "../node.js";
-import { ask, bytesOfAnswer, checkAnswer, checkContent, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
+import { ask, bytesOfAnswer, checkAnswer, checkContent, isSameVersion, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
 import { isUnwritable, type WeightCache } from "../weights/cache.js";
 import { hashOf } from "../weights/hash.js";
 import { download, isFixed } from "../weights/download.js";
@@ -122,6 +122,7 @@ export class ModelFolder {
     const url = this.#urlOf(file).href;
     const response = await send(url, { cache: "no-store" }, this.stallMilliseconds);
     checkAnswer(url, response);
+    await this.#checkVersion(file, response);
     const bytes = await bytesOfAnswer(response, { ...this.#limits(url), retries: 3, progress: (received, total) => progress?.(file, received, total) });
     checkContent(url, bytes);
     return bytes;
@@ -137,6 +138,7 @@ export class ModelFolder {
       await response.body?.cancel();
       throw new CotensorError("Unsupported", `${url}: the server sends whole files only, not ranges of bytes`);
     }
+    await this.#checkVersion(file, response);
     return bytesOfAnswer(response, { ...this.#limits(url), size: length, retries: 0, progress: undefined });
   }
 
@@ -162,6 +164,16 @@ export class ModelFolder {
     this.#answers.set(file, known);
     known.catch(() => this.#answers.delete(file));
     return known;
+  }
+
+  /** Refuses an answer of another version than the one under which the file is known: its parts, and what is stored of it, would not fit. */
+  async #checkVersion(file: string, response: Response): Promise<void> {
+    const known = await this.#answers.get(file);
+    if (known === undefined || isSameVersion(known, versionOf(response))) return;
+    this.#answers.clear();
+    this.#versions.clear();
+    await response.body?.cancel();
+    throw new CotensorError("Conflict", `${this.#urlOf(file).href}: the file changed on the server; open the model again`);
   }
 
   async #request(url: string): Promise<FileVersion | undefined> {

@@ -104,6 +104,17 @@ export function versionOf({ headers }: Response): Version {
   };
 }
 
+/** Whether two answers describe one version, as far as the server says. Their bodies may be encoded differently. */
+export function isSameVersion(a: Version, b: Version): boolean {
+  if (a.etag !== null && b.etag !== null) return opaqueTag(a.etag) === opaqueTag(b.etag);
+  return a.modified === null || b.modified === null || a.modified === b.modified;
+}
+
+/** An `ETag` without the marks of a body that is compressed on its way: `W/`, and the suffix of some servers. */
+function opaqueTag(etag: string): string {
+  return etag.replace(/^W\//, "").replace(/(-{1,2}|;)(gzip|br|zstd|deflate)"$/, '"');
+}
+
 /**
  * The bytes of an answer, in parts. A connection that breaks is continued by a `Range` request if the server says that the file
  * is the same. Too few and too many bytes are errors.
