@@ -168,7 +168,7 @@ export class ModelFolder {
 
   /** Refuses an answer of another version than the one under which the file is known: its parts, and what is stored of it, would not fit. */
   async #checkVersion(file: string, response: Response): Promise<void> {
-    const known = await this.#answers.get(file);
+    const known = await this.#answers.get(file)?.catch(() => undefined);
     if (known === undefined || isSameVersion(known, versionOf(response))) return;
     this.#answers.clear();
     this.#versions.clear();

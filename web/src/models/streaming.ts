@@ -9,7 +9,7 @@ export interface StreamingOptions {
   readonly audioModel: FamilyModel;
   /** A model that reads each part of the transcript. */
   readonly textModel?: FamilyModel;
-  /** `false` releases the tensors of a part before the next one is read. */
+  /** `false` releases the tensors of a part before the next one is read, and not once it was read. */
   readonly useSharedTensors?: boolean;
   /** Of the chunks, in hertz; 16,000 by default. */
   readonly samplingRate?: number;
@@ -56,6 +56,8 @@ export class StreamingProcessor {
   #error: unknown;
   #text = "";
   #finished: StreamSegment[] = [];
+  /** The results of the last part, for `useSharedTensors: false`. */
+  #made: { readonly model: FamilyModel; readonly result: Result }[] = [];
 
   constructor(private readonly options: StreamingOptions) {
     const { samplingRate = SAMPLING_RATE, windowSeconds = WINDOW_SECONDS } = options;
@@ -70,9 +72,9 @@ export class StreamingProcessor {
     this.#callbacks.push(callback);
   }
 
-  /** Hands a chunk of samples to the callbacks. Without a callback, it is transcribed. */
+  /** Hands a chunk of samples to the callbacks. Without a callback, it is transcribed, window by window: it may have any length. */
   async push(chunk: Float32Array): Promise<void> {
-    if (this.#callbacks.length === 0) await this.processAudioWithTranscription(chunk).ready;
+    if (this.#callbacks.length === 0) await this.#addAll(chunk);
     for (const callback of this.#callbacks) await callback(chunk);
   }
 
@@ -85,10 +87,35 @@ export class StreamingProcessor {
     return this.flush();
   }
 
-  /** Adds a chunk of samples. A full window is transcribed in the background; the result has what is finished. */
+  /**
+   * Adds a chunk of samples. A full window is transcribed in the background; the result has what is finished. A chunk that would make too
+   * many windows wait is refused as a whole.
+   */
   processAudioWithTranscription(chunk: Float32Array): StreamResult {
-    if (!(chunk instanceof Float32Array)) throw new CotensorError("Invalid", "audioChunk: a Float32Array of samples is required");
+    this.#add(chunk);
+    return this.#take();
+  }
+
+  /** Transcribes the rest, and waits until everything is finished. */
+  async flush(): Promise<StreamResult> {
     this.#check();
+    if (this.#waiting >= WAITING_MAX) await this.#last;
+    if (this.#filled > 0) this.#transcribe();
+    await this.#last;
+    return this.#take();
+  }
+
+  /** Adds a chunk, or nothing of it. */
+  #add(chunk: Float32Array): void {
+    checkSamples(chunk);
+    this.#check();
+    const windows = Math.floor((this.#filled + chunk.length) / this.#window.length);
+    if (windows > WAITING_MAX) {
+      throw new CotensorError("Invalid", `audioChunk: ${chunk.length} samples; at most ${WAITING_MAX} windows of ${this.#window.length} are taken at once. Pass a part of them, or call push`);
+    }
+    if (this.#waiting + windows > WAITING_MAX) {
+      throw new CotensorError("Refused", "audioChunk: the sound arrives faster than the models run; await `ready` of the last result, then pass this chunk again");
+    }
     let rest = chunk;
     while (rest.length > 0) {
       const part = rest.subarray(0, this.#window.length - this.#filled);
@@ -97,22 +124,22 @@ export class StreamingProcessor {
       rest = rest.subarray(part.length);
       if (this.#filled === this.#window.length) this.#transcribe();
     }
-    return this.#take();
   }
 
-  /** Transcribes the rest, and waits until everything is finished. */
-  async flush(): Promise<StreamResult> {
-    this.#check();
-    if (this.#filled > 0) this.#transcribe();
-    await this.#last;
-    return this.#take();
+  /** Adds a chunk of any length, and waits for the models before the next window. */
+  async #addAll(chunk: Float32Array): Promise<void> {
+    checkSamples(chunk);
+    let rest = chunk;
+    do {
+      const part = rest.subarray(0, this.#window.length - this.#filled);
+      this.#add(part);
+      rest = rest.subarray(part.length);
+      await this.#last;
+    } while (rest.length > 0);
   }
 
   /** The window becomes a part. The next one fills meanwhile. */
   #transcribe(): void {
-    if (this.#waiting >= WAITING_MAX) {
-      throw new CotensorError("Refused", "audioChunk: the sound arrives faster than the models run; await `ready` of the last result");
-    }
     const samples = this.#window.slice(0, this.#filled);
     const [start, end] = [this.#passed / this.#rate, (this.#passed + this.#filled) / this.#rate];
     this.#passed += this.#filled;
@@ -130,9 +157,14 @@ export class StreamingProcessor {
   }
 
   async #part(samples: Float32Array, start: number, end: number): Promise<StreamSegment> {
-    const { audioModel, textModel } = this.options;
-    const { text } = await audioModel.process({ audio: samples, samplingRate: this.#rate });
-    const result = textModel && text !== "" ? await textModel.process(text) : undefined;
+    const { audioModel, textModel, useSharedTensors = true } = this.options;
+    for (const { model, result } of this.#made.splice(0)) releaseMade(model, result);
+    const made = (model: FamilyModel, result: Result): Result => {
+      if (!useSharedTensors) this.#made.push({ model, result });
+      return result;
+    };
+    const { text } = made(audioModel, await audioModel.process({ audio: samples, samplingRate: this.#rate }));
+    const result = textModel && text !== "" ? made(textModel, await textModel.process(text)) : undefined;
     return { start, end, text, result };
   }
 
@@ -146,4 +178,13 @@ export class StreamingProcessor {
   #check(): void {
     if (this.#error !== undefined) throw this.#error;
   }
+}
+
+function checkSamples(chunk: Float32Array): void {
+  if (!(chunk instanceof Float32Array)) throw new CotensorError("Invalid", "audioChunk: a Float32Array of samples is required");
+}
+
+/** Releases the tensors of a result, as far as the model still holds them. */
+function releaseMade({ modelId }: FamilyModel, { output_tensors }: Result): void {
+  for (const tensor of Object.values(output_tensors)) if (modelId in tensor.holders) tensor.release(modelId);
 }
