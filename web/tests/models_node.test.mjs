@@ -205,6 +205,27 @@ test("a signal ends the waiting for a backend, for tokens and for a model of a p
   }
 });
 
+test("a model that is disposed while it runs leaves no lease, and a pool loads it anew", async () => {
+  const pool = new ResourcePoolBridgeIntegration({ ort, models: `${server.url}models/` });
+  const cpu = { priorityList: ["cpu"] };
+  const first = await pool.getModel("bert", "bert-base-uncased", cpu);
+  const { store } = first.model.backend;
+  // Disposed in the last step of the run, in which its stages have their results.
+  const loaded = await first.model.backend.openModel("bert-base-uncased", {});
+  const answers = loaded.answers.bind(loaded);
+  loaded.answers = async (task) => {
+    const reader = await answers(task);
+    void first.model.dispose();
+    return reader;
+  };
+  assert.match(await refusal(first("a text")), /^Conflict bert-base-uncased: the model was disposed while it ran/);
+  assert.deepEqual(store.getDiagnostics().tensors.filter(({ holders }) => Object.keys(holders).length > 0), []);
+  const [again, same] = [await pool.getModel("bert", "bert-base-uncased", cpu), await pool.getModel("bert", "bert-base-uncased", cpu)];
+  assert.ok(again !== first && again === same);
+  assert.equal((await again("a text")).answer.type, "embedding");
+  await pool.dispose();
+});
+
 test("a program may fill its arrays anew once a call returned its promise", async () => {
   const backend = await open();
   const vit = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });

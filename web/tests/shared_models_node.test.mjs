@@ -64,3 +64,22 @@ test("a part of a tensor replaces a stage as this part", async () => {
   assert.deepEqual([made.shape, await made.read("test")], [[1, 2, 32], (await whole.read("test")).slice(0, 64)]);
   await store.close();
 });
+
+test("a model that is disposed while it runs in the hub leaves no lease of the client", async () => {
+  const { store, backend } = await open();
+  const vit = vitOf(backend);
+  await vit.initialize();
+  const { connection } = store;
+  const call = connection.call.bind(connection);
+  // The answer is on its way when the page disposes the model.
+  connection.call = async (method, ...rest) => {
+    const answer = await call(method, ...rest);
+    if (method === "model.process") await vit.dispose();
+    return answer;
+  };
+  await assert.rejects(vit.process({ image: photo }), { kind: "Conflict", message: /disposed while it ran/ });
+  const { tensors } = await store.getDiagnostics();
+  assert.deepEqual(tensors.filter(({ holders }) => Object.keys(holders).length > 0), []);
+  assert.throws(() => vit.getSharedTensor("vision_embedding"), { kind: "NotFound" });
+  await store.close();
+});

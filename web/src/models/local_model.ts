@@ -63,6 +63,10 @@ export class LocalModel implements FamilyModel {
     return this.backend.device;
   }
 
+  get isDisposed(): boolean {
+    return this.#isDisposed;
+  }
+
   /** Whether it is of a type: a family, a `model_type`, a kind of its tensors, or the beginning of a kind such as `vision`. */
   isOfType(type: string): boolean {
     return this.#loaded?.isOfType(type) ?? false;
@@ -173,9 +177,9 @@ export class LocalModel implements FamilyModel {
       const { answer, outputs } = await answerOf(run, embeds, this.options.head);
       // An aborted call leaves the tensors of the last input.
       call.signal?.throwIfAborted();
+      if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
       const made: Partial<Record<Kind, SharedTensor>> = {};
       for (const [kind, tensor] of Object.entries(run.made())) made[kind as Kind] = new SharedTensor(this.backend.store, tensor);
-      if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
       this.#held.setMade(made);
       return taken(new Result(this.modelId, task.name, answer, outputs, made, run.stages, run.notices));
     } finally {

@@ -41,6 +41,8 @@ export interface SharedBetweenModels {
 /** A model of a pool, and the calls that wait for it. */
 interface PoolEntry {
   readonly loading: Promise<{ readonly model: LocalModel; readonly pooled: PooledModel }>;
+  /** Once it is loaded. */
+  model: LocalModel | undefined;
   /** Calls of `getModel` that wait for it. */
   waiting: number;
   /** Whether a call got it. */
@@ -72,18 +74,23 @@ export class ResourcePoolBridgeIntegration {
   }
 
   /**
-   * A model by type (a family such as `vit`, or a type such as `vision`, `text_embedding`, `audio`) and name. It is loaded once. A signal
-   * ends the waiting of this call; the loading goes on.
+   * A model by type (a family such as `vit`, or a type such as `vision`, `text_embedding`, `audio`) and name. It is loaded once, and anew
+   * after a program disposed it. A signal ends the waiting of this call; the loading goes on.
    */
   getModel(modelType: string, modelName: string, hardwarePreferences: HardwarePreferences = {}, { signal }: CallOptions = {}): Promise<PooledModel> {
     return unlessAborted(signal, async () => {
       const { priorityList = FIRST, precision, mixedPrecision } = hardwarePreferences;
       const key = JSON.stringify([modelName, priorityList, precision, mixedPrecision]);
-      const entry = this.#models.get(key) ?? { loading: this.#load(modelName, hardwarePreferences, priorityList), waiting: 0, isUsed: false };
+      const known = this.#models.get(key);
+      const entry: PoolEntry =
+        known && !known.model?.isDisposed
+          ? known
+          : { loading: this.#load(modelName, hardwarePreferences, priorityList), model: undefined, waiting: 0, isUsed: false };
       this.#models.set(key, entry);
       entry.waiting += 1;
       try {
         const { model, pooled } = await entry.loading;
+        entry.model = model;
         if (!model.isOfType(modelType)) {
           throw new CotensorError("Invalid", `modelType: ${modelName} is a model of the family ${model.family}, not of the type ${modelType}`);
         }

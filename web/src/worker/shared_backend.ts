@@ -140,9 +140,10 @@ export class SharedModel {
     const handles = tensors.map(({ handle }) => handle);
     const { model, task, answer, outputs, stages, notices, tensors: made } = await this.#call<ResultAnswer>("model.process", { inputs, tensors: handles });
     const adopted = Object.fromEntries(Object.entries(made).map(([kind, each]) => [kind, this.store.adopt(each)]));
-    if (signal?.aborted) {
+    if (signal?.aborted || this.#isDisposed) {
       for (const tensor of Object.values(adopted)) tensor.dispose();
-      throw signal.reason;
+      signal?.throwIfAborted();
+      throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
     }
     this.#setMade(adopted);
     return new Result(model, task, answer, outputs, adopted, stages, notices);
