@@ -1,9 +1,10 @@
 // Sharing for pipelines of transformers.js: one session for equal graphs, one run for equal inputs.
 import type { RunResult } from "../engine/api.js";
-import { CotensorError } from "../errors.js";
+import { CotensorError, type ErrorKind } from "../errors.js";
 import { sha256 } from "../sha256.js";
 import { Computations } from "../stage/computations.js";
 import { Store } from "../store.js";
+import type { Tensor as StoreTensor } from "../tensor.js";
 import type { DType, TypedArray } from "../types.js";
 
 /** A tensor of the library's onnxruntime. */
@@ -49,6 +50,8 @@ export interface ShareOptions {
 }
 
 const DEFAULT_BUDGET = 256 * 2 ** 20;
+/** Errors of the store for results that are not kept. */
+const UNSHARED: readonly ErrorKind[] = ["OverBudget", "Refused"];
 const groups = new WeakMap<Store, PipelineGroup>();
 let ownStore: Promise<Store> | undefined;
 
@@ -101,17 +104,33 @@ export class PipelineGroup {
     this.#graphs.set(kind, known);
     const own = (await session.run(feeds as never)) as Tensors;
     this.#counts.computed += 1;
-    for (const graph of known.filter(({ users }) => users > 0)) {
-      if (!sameNumbers(own, await this.run(graph, feeds))) continue;
-      graph.users += 1;
+    for (const graph of [...known]) {
+      if (graph.users === 0 || !(await this.#isSame(graph, feeds, own))) continue;
       this.#counts.released += 1;
       await session.release?.();
       return graph;
     }
     const graph = { session, users: 1, number: (this.#latest += 1), Tensor: undefined };
     known.push(graph);
-    await this.run(graph, feeds, own);
-    return graph;
+    try {
+      await this.run(graph, feeds, own);
+      return graph;
+    } catch (error) {
+      graph.users = 0;
+      throw error;
+    }
+  }
+
+  /** Whether a graph gives the numbers of `own`; then it has one more user. Its other users may release it meanwhile. */
+  async #isSame(graph: SharedGraph, feeds: Tensors, own: Tensors): Promise<boolean> {
+    graph.users += 1;
+    let isSame = false;
+    try {
+      isSame = sameNumbers(own, await this.run(graph, feeds));
+      return isSame;
+    } finally {
+      if (!isSame) await this.release(graph);
+    }
   }
 
   /** The outputs for these inputs: those of an earlier run, or computed. `known` has them already. */
@@ -125,12 +144,20 @@ export class PipelineGroup {
       const start = performance.now();
       made = known ?? ((await graph.session.run(feeds as never)) as Tensors);
       const milliseconds = performance.now() - start;
-      const tensors = outputNames.map((output, index) => {
-        const { type, dims, data } = (made as Tensors)[output] as PipelineTensor;
-        return this.store.put(names[index] ?? "", data as TypedArray, { shape: dims, dtype: type as DType, holder, recompute: milliseconds });
-      });
       graph.Tensor ??= Object.values(made)[0]?.constructor as NewTensor;
-      return { outputs: tensors, isPrivate: false, milliseconds };
+      const tensors: StoreTensor[] = [];
+      try {
+        for (const [index, output] of outputNames.entries()) {
+          const { type, dims, data } = made[output] as PipelineTensor;
+          tensors.push(this.store.put(names[index] ?? "", data as TypedArray, { shape: dims, dtype: type as DType, holder, recompute: milliseconds }));
+        }
+        return { outputs: tensors, isPrivate: false, milliseconds };
+      } catch (error) {
+        for (const tensor of tensors) tensor.dispose();
+        // This caller has its result. The store has no room for it, or does not share such tensors.
+        if (!(error instanceof CotensorError) || !UNSHARED.includes(error.kind)) throw error;
+        return { outputs: [], isPrivate: true, milliseconds };
+      }
     });
     if (!known) this.#counts[computed ? "computed" : "reused"] += 1;
     try {
@@ -164,6 +191,7 @@ class SharedSession implements PipelineSession {
   readonly outputNames: readonly string[];
   readonly config: { readonly dtype?: string; readonly device?: string };
   #graph: Promise<SharedGraph> | undefined;
+  #isReleased = false;
 
   constructor(
     private readonly session: PipelineSession,
@@ -176,19 +204,26 @@ class SharedSession implements PipelineSession {
 
   async run(feeds: Tensors): Promise<Tensors> {
     if (!Object.values(feeds).every(({ location = "cpu" }) => location === "cpu")) return (await this.session.run(feeds as never)) as Tensors;
-    const first = this.#graph === undefined;
-    this.#graph ??= this.group.graphOf(this.session, feeds);
-    try {
-      return await this.group.run(await this.#graph, feeds);
-    } catch (error) {
-      if (first) this.#graph = undefined;
-      throw error;
-    }
+    return this.group.run(await (this.#graph ??= this.#find(feeds)), feeds);
   }
 
+  /** A second call does nothing: other pipelines may use the graph. */
   async release(): Promise<void> {
-    if (this.#graph === undefined) await this.session.release?.();
-    else await this.group.release(await this.#graph);
+    if (this.#isReleased) return;
+    this.#isReleased = true;
+    const graph = await this.#graph?.catch(() => undefined);
+    if (graph === undefined) await this.session.release?.();
+    else await this.group.release(graph);
+  }
+
+  async #find(feeds: Tensors): Promise<SharedGraph> {
+    try {
+      return await this.group.graphOf(this.session, feeds);
+    } catch (error) {
+      // The next call tries again.
+      this.#graph = undefined;
+      throw error;
+    }
   }
 }
 
