@@ -35,12 +35,17 @@ export function addressOf(name: AddressName): URL | undefined {
   return known[name];
 }
 
-function absolute(name: AddressName, address: string | URL): URL {
+/** The absolute form of an address that the program gave as `field`. Workers have another base than the page. */
+export function absoluteUrl(field: string, address: string | URL): URL {
   try {
-    const url = new URL(address, baseAddress());
-    if (name === "ortFiles" && !url.pathname.endsWith("/")) url.pathname += "/";
-    return url;
+    return new URL(address, baseAddress());
   } catch {
-    throw new CotensorError("Invalid", `addresses: ${name}: ${JSON.stringify(String(address))} is not a URL here`);
+    throw new CotensorError("Invalid", `${field}: ${JSON.stringify(String(address))} is not a URL here`);
   }
+}
+
+function absolute(name: AddressName, address: string | URL): URL {
+  const url = absoluteUrl(`addresses: ${name}`, address);
+  if (name === "ortFiles" && !url.pathname.endsWith("/")) url.pathname += "/";
+  return url;
 }

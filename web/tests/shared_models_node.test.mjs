@@ -1,7 +1,9 @@
 // Models of a hub in this process of Node, on the CPU.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
+import { relative } from "node:path";
 import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
 import * as ort from "onnxruntime-web";
 import { connectShared, createModel, createVitModel, serve as serveHub, SharedBackend } from "cotensor";
 import { RealmLocks } from "../dist/locks.js";
@@ -81,5 +83,23 @@ test("a model that is disposed while it runs in the hub leaves no lease of the c
   const { tensors } = await store.getDiagnostics();
   assert.deepEqual(tensors.filter(({ holders }) => Object.keys(holders).length > 0), []);
   assert.throws(() => vit.getSharedTensor("vision_embedding"), { kind: "NotFound" });
+  await store.close();
+});
+
+test("relative addresses are those of the page, and the name of a model stays", async () => {
+  // In Node, the base is the folder in which it runs.
+  const tiny = `./${relative(process.cwd(), fileURLToPath(new URL("../../fixtures/tiny", import.meta.url)))}`;
+  const { store, backend } = await open({ models: tiny });
+  for (const modelId of ["vit", `${tiny}/vit`]) {
+    const vit = createVitModel(backend, { modelId });
+    const { model, answer } = await vit.process({ image: photo });
+    assert.deepEqual([vit.modelId, model, answer.type], [modelId, modelId, "embedding"]);
+    assert.ok(`tab/${modelId}` in (await vit.getSharedTensor("vision_embedding").holders()));
+    await vit.dispose();
+  }
+  const asked = new SharedBackend(store, { priorityList: ["cpu"], endpoint: "./none" });
+  await assert.rejects(createVitModel(asked, { modelId: "a/b" }).initialize(), { kind: "NotFound", message: /file:.*\/none\/a\/b\/resolve\/main\/ has no config\.json/ });
+  for (const field of ["models", "endpoint"]) assert.throws(() => new SharedBackend(store, { [field]: "http://" }), { kind: "Invalid", message: new RegExp(`^${field}: "http://" is not a URL here`) });
+  await assert.rejects(connectShared({ mode: "page", hub: "wrong", ort: "http://" }), { kind: "Invalid", message: /^ort: / });
   await store.close();
 });

@@ -1,4 +1,4 @@
-import { addressOf } from "../addresses.js";
+import { absoluteUrl, addressOf } from "../addresses.js";
 import { CotensorError } from "../errors.js";
 import { siteLocks, type Locks } from "../locks.js";
 import { Connection, StartError, type Link, type Mode } from "./connection.js";
@@ -118,21 +118,17 @@ function keptHub(name: string, hub: Promise<Hub>): Promise<Hub> {
 }
 
 async function pageHub({ ort, ...settings }: WorkerSettings): Promise<Hub> {
-  return serveWith({ ...settings, ...(ort === undefined ? {} : { ort: new URL(ort, pageAddress()) }) });
+  return serveWith({ ...settings, ...(ort === undefined ? {} : { ort: absoluteUrl("ort", ort) }) });
 }
 
 /** The address of the worker's file, if the program named it. */
 function workerUrl({ worker }: ConnectOptions): URL | undefined {
-  return worker === undefined ? addressOf("worker") : new URL(worker, pageAddress());
+  return worker === undefined ? addressOf("worker") : absoluteUrl("worker", worker);
 }
 
 /** The program's own worker reads no settings. */
 function nameOf(scope: string, options: ConnectOptions): string {
-  return options.worker === undefined ? workerName(scope, options, pageAddress()) : scope;
-}
-
-function pageAddress(): string | undefined {
-  return (globalThis.location as Location | undefined)?.href;
+  return options.worker === undefined ? workerName(scope, options) : scope;
 }
 
 /** The browser refuses some workers at once, such as those of another site. */

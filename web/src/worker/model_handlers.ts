@@ -24,7 +24,7 @@ export interface ModelAnswer {
 }
 
 /** A result whose tensors are leases of the client. */
-export type ResultAnswer = Pick<Result, "model" | "task" | "answer" | "outputs" | "stages" | "notices"> & {
+export type ResultAnswer = Pick<Result, "task" | "answer" | "outputs" | "stages" | "notices"> & {
   readonly tensors: Readonly<Partial<Record<Kind, TensorAnswer>>>;
 };
 
@@ -51,7 +51,7 @@ function answer(context: CallContext, result: Result): ResultAnswer {
   for (const [kind, tensor] of Object.entries(result.output_tensors)) {
     tensors[kind as Kind] = tensorAnswer(context, tensor.lease().sameFor(context.session.holder));
   }
-  return { model: result.model, task, answer: given, outputs, stages, notices, tensors };
+  return { task, answer: given, outputs, stages, notices, tensors };
 }
 
 /** The methods of models. */
@@ -61,7 +61,9 @@ export const modelHandlers: Handlers = {
     if (!Array.isArray(devices)) throw new CotensorError("Invalid", "devices: a list of devices is required");
     if (typeof options?.modelId !== "string") throw new CotensorError("Invalid", "modelId: a text is required");
     const backend = await backendOf(context, devices as Device[], sources ?? {});
-    const made = new LocalModel(backend, options, optionalText(params, "family"), context.session.holderName(options.modelId));
+    // The page's name of a model whose path it made absolute.
+    const name = optionalText(params, "name") ?? options.modelId;
+    const made = new LocalModel(backend, options, optionalText(params, "family"), context.session.holderName(name));
     return { handle: context.session.own(made), device: backend.device, skipped: backend.skipped };
   },
 

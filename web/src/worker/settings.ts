@@ -1,5 +1,5 @@
 // The settings of the package's own worker. They are in the worker's name, because bundlers choose its address.
-import { addressOf, ADDRESSES, setAddresses, type AddressName } from "../addresses.js";
+import { absoluteUrl, addressOf, ADDRESSES, setAddresses, type AddressName } from "../addresses.js";
 import { CotensorError } from "../errors.js";
 import { budgetsOf } from "../memory/budgets.js";
 import { GpuMemory, requestGpu } from "../memory/gpu.js";
@@ -24,9 +24,9 @@ const ADDRESS = "address.";
 const BUDGET = "budget.";
 
 /** The name of the package's worker with its settings, and with the addresses of this thread. */
-export function workerName(scope: string, { ort, webgpu, budgets }: WorkerSettings, base: string | undefined): string {
+export function workerName(scope: string, { ort, webgpu, budgets }: WorkerSettings): string {
   const settings = new URLSearchParams();
-  if (ort !== undefined) settings.set("ort", new URL(ort, base).href);
+  if (ort !== undefined) settings.set("ort", absoluteUrl("ort", ort).href);
   if (webgpu) settings.set("webgpu", "1");
   for (const [device, bytes] of Object.entries(budgets ?? {})) settings.set(BUDGET + device, String(bytes));
   for (const name of ADDRESSES) {

@@ -1,4 +1,5 @@
 // Models that run in the worker of all tabs: one loaded copy for the site.
+import { absoluteUrl } from "../addresses.js";
 import { CotensorError } from "../errors.js";
 import type { ModelAnswer, ResultAnswer } from "./model_handlers.js";
 import type { SharedHandle } from "./shared_handle.js";
@@ -26,14 +27,22 @@ export class SharedBackend {
     { priorityList = ["webgpu", "cpu"], ...sources }: SharedBackendOptions = {},
   ) {
     this.#devices = priorityList;
-    // The worker's address is another one than the page's.
-    const base = (globalThis.location as Location | undefined)?.href;
-    this.#sources = sources.models === undefined ? sources : { ...sources, models: new URL(sources.models, base).href };
+    const { models, endpoint } = sources;
+    this.#sources = {
+      ...sources,
+      ...(models === undefined ? {} : { models: absoluteUrl("models", models).href }),
+      ...(endpoint === undefined ? {} : { endpoint: absoluteUrl("endpoint", endpoint).href }),
+    };
   }
 
   createModel(family: string | undefined, options: ModelOptions): SharedModel {
     return new SharedModel(this.store, { family, options, devices: this.#devices, sources: this.#sources });
   }
+}
+
+/** Whether the name of a model is a path relative to the page. */
+function isPath(modelId: unknown): modelId is string {
+  return typeof modelId === "string" && /^\.{0,2}\//.test(modelId);
 }
 
 /** A model in the worker. Its tensors stay there; handles name them. */
@@ -45,12 +54,15 @@ export class SharedModel {
   #made: Partial<Record<Kind, SharedHandle>> = {};
   readonly #used: { tensor: SharedHandle; lease: Promise<SharedHandle> }[] = [];
   #isDisposed = false;
+  readonly #request: object;
 
   constructor(
     private readonly store: SharedStore,
-    private readonly request: { readonly options: ModelOptions } & Record<string, unknown>,
+    { options, ...request }: { readonly options: ModelOptions } & Record<string, unknown>,
   ) {
-    this.modelId = request.options.modelId;
+    const { modelId } = options;
+    this.modelId = modelId;
+    this.#request = { ...request, name: modelId, options: isPath(modelId) ? { ...options, modelId: absoluteUrl("modelId", modelId).href } : options };
   }
 
   /** The device that it runs on; known once it is initialized. */
@@ -138,7 +150,7 @@ export class SharedModel {
     signal?.throwIfAborted();
     if (onText) throw new CotensorError("Unsupported", `onText: ${this.modelId} runs in the worker of the site, which gives a text at its end`);
     const handles = tensors.map(({ handle }) => handle);
-    const { model, task, answer, outputs, stages, notices, tensors: made } = await this.#call<ResultAnswer>("model.process", { inputs, tensors: handles });
+    const { task, answer, outputs, stages, notices, tensors: made } = await this.#call<ResultAnswer>("model.process", { inputs, tensors: handles });
     const adopted = Object.fromEntries(Object.entries(made).map(([kind, each]) => [kind, this.store.adopt(each)]));
     if (signal?.aborted || this.#isDisposed) {
       for (const tensor of Object.values(adopted)) tensor.dispose();
@@ -146,7 +158,7 @@ export class SharedModel {
       throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
     }
     this.#setMade(adopted);
-    return new Result(model, task, answer, outputs, adopted, stages, notices);
+    return new Result(this.modelId, task, answer, outputs, adopted, stages, notices);
   }
 
   #setMade(tensors: Partial<Record<Kind, SharedHandle>>): void {
@@ -156,7 +168,7 @@ export class SharedModel {
 
   async #call<Value>(method: string, params: object): Promise<Value> {
     if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed; create it again`);
-    this.#created ??= this.store.connection.call<ModelAnswer>("model.create", this.request).catch((error: unknown) => {
+    this.#created ??= this.store.connection.call<ModelAnswer>("model.create", this.#request).catch((error: unknown) => {
       // The next call tries again.
       this.#created = undefined;
       throw error;
