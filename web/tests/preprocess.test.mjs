@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { test } from "node:test";
-import { AudioProcessor, ConfigFiles, Generation, ImageProcessor, ModelFamily, SentencePooling, TextProcessor, hashes, imageSize, loadModels, takeArray } from "../dist/models/core.js";
+import { AudioProcessor, ConfigFiles, Generation, ImageProcessor, ModelFamily, SentencePooling, TextProcessor, hashes, imageSize, loadModels, soundLength, takeArray } from "../dist/models/core.js";
 import init from "../dist/models/cotensor_models.js";
 import { readSafetensors } from "./support/safetensors.mjs";
 import { fixtures, openTiny } from "./support/tiny.mjs";
@@ -156,8 +156,11 @@ test("a long sound and a large picture are not copied into the module's memory",
   // 17 minutes and 64 MiB.
   const long = new Float32Array(1 << 24);
   long.set(start);
+  const file = wavOf(new Int16Array(1 << 25));
   const before = memory.buffer.byteLength;
   assert.deepEqual(of(long), expected);
+  assert.deepEqual(takeArray(processor.process(file)).shape, [1, 80, 3000]);
+  assert.deepEqual([...soundLength(file)], [16_000, (1 << 25) / 16_000]);
   const bytes = new Uint8Array(long.buffer);
   assert.equal(hashes.identity("float32", [1 << 24], bytes), hashes.identity("float32", [1 << 24], bytes.slice()));
   assert.notEqual(hashes.identity("float32", [1 << 12, 1 << 12], bytes), hashes.identity("float32", [1 << 24], bytes));
@@ -244,6 +247,19 @@ function bitmap(rgba, width, height) {
       file.set([blue, green, red], 54 + (height - 1 - y) * stride + x * 3);
     }
   }
+  return file;
+}
+
+/** A WAV file of 16 kHz. */
+function wavOf(samples) {
+  const file = new Uint8Array(44 + samples.byteLength);
+  const view = new DataView(file.buffer);
+  file.set(new TextEncoder().encode("RIFF"));
+  file.set(new TextEncoder().encode("WAVEfmt "), 8);
+  file.set(new TextEncoder().encode("data"), 36);
+  [[4, file.length - 8], [16, 16], [24, 16_000], [28, 32_000], [40, samples.byteLength]].forEach(([at, value]) => view.setUint32(at, value, true));
+  [[20, 1], [22, 1], [32, 2], [34, 16]].forEach(([at, value]) => view.setUint16(at, value, true));
+  file.set(new Uint8Array(samples.buffer), 44);
   return file;
 }
 

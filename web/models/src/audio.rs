@@ -1,13 +1,13 @@
 //! Audio preprocessing.
 
 use crate::arrays::ArrayHandle;
-use crate::bytes::Floats;
+use crate::bytes::{Bytes, Floats};
 use crate::errors::Result;
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::image::check_file;
 use cotensor_core::Error;
-use cotensor_preprocess::{Audio, audio_length, check_samples, decode_audio_start, resample};
+use cotensor_preprocess::{Audio, AudioLength, audio_length_of, check_samples, decode_audio_start_of, resample};
 use wasm_bindgen::prelude::*;
 
 /// The audio preprocessing of a model.
@@ -27,13 +27,14 @@ impl AudioProcessor {
     }
 
     /// The model's input for the beginning of a sound file (WAV, FLAC, MP3 or Ogg Vorbis): for Whisper, the log-mel features
-    /// `[1, mel bins, frames]`, `float32`.
+    /// `[1, mel bins, frames]`, `float32`. Of a WAV file, only that beginning is copied.
     ///
     /// # Errors
     /// `Corrupt` for another format or a truncated file, `Invalid` for a sound that is empty or too long.
-    pub fn process(&self, file: &[u8]) -> Result<ArrayHandle> {
-        check_file(file, "audio")?;
-        self.features(&decode_audio_start(file, self.seconds_read())?)
+    pub fn process(&self, file: &Bytes) -> Result<ArrayHandle> {
+        check_file(file.len(), "audio")?;
+        let read = |at: usize, target: &mut [u8]| file.read(at as u64, target);
+        self.features(&decode_audio_start_of(file.len() as usize, read, self.seconds_read())?)
     }
 
     /// As [`process`](Self::process), for samples of one channel, from -1 to 1. Only those that the model reads are copied.
@@ -57,9 +58,8 @@ impl AudioProcessor {
     /// # Errors
     /// As [`process`](Self::process).
     #[wasm_bindgen(js_name = isLonger)]
-    pub fn is_longer(&self, file: &[u8]) -> Result<Option<ArrayHandle>> {
-        check_file(file, "audio")?;
-        Ok(self.0.is_longer(audio_length(file)?)?.map(ArrayHandle::from))
+    pub fn is_longer(&self, file: &Bytes) -> Result<Option<ArrayHandle>> {
+        Ok(self.0.is_longer(length_of(file)?)?.map(ArrayHandle::from))
     }
 
     /// The sample rate of the model's input, in hertz.
@@ -97,8 +97,12 @@ impl AudioProcessor {
 /// # Errors
 /// As [`AudioProcessor::process`].
 #[wasm_bindgen(js_name = soundLength)]
-pub fn sound_length(file: &[u8]) -> Result<Vec<f64>> {
-    check_file(file, "audio")?;
-    let length = audio_length(file)?;
+pub fn sound_length(file: &Bytes) -> Result<Vec<f64>> {
+    let length = length_of(file)?;
     Ok(vec![f64::from(length.sample_rate_hz), length.seconds()])
+}
+
+fn length_of(file: &Bytes) -> Result<AudioLength> {
+    check_file(file.len(), "audio")?;
+    Ok(audio_length_of(file.len() as usize, |at, target| file.read(at as u64, target))?)
 }

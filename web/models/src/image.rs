@@ -33,7 +33,7 @@ impl ImageProcessor {
     /// # Errors
     /// `Corrupt` when the file cannot be decoded, `Invalid` for an image past the limits or without pixels.
     pub fn process(&self, file: &[u8]) -> Result<ArrayHandle> {
-        check_file(file, "image")?;
+        check_file(file.len() as u64, "image")?;
         Ok(self.0.process(&decode_image(file)?)?.into())
     }
 
@@ -69,18 +69,16 @@ impl ImageProcessor {
 /// As [`ImageProcessor::process`].
 #[wasm_bindgen(js_name = imageSize)]
 pub fn size_of_image(file: &[u8]) -> Result<Vec<u32>> {
-    check_file(file, "image")?;
+    check_file(file.len() as u64, "image")?;
     let (width, height) = image_size(file)?;
     Ok(vec![width, height])
 }
 
-/// Refuses a file that is too large.
-pub(crate) fn check_file(file: &[u8], field: &str) -> Result<()> {
-    match file.len() as u64 {
-        bytes if bytes > INPUT_BYTES_MAX => {
-            let message = format!("{}; at most {} are read", size(bytes), size(INPUT_BYTES_MAX));
-            Err(Error::invalid(message).in_field(field).into())
-        }
-        _ => Ok(()),
+/// Refuses a file of too many bytes.
+pub(crate) fn check_file(bytes: u64, field: &str) -> Result<()> {
+    if bytes > INPUT_BYTES_MAX {
+        let message = format!("{}; at most {} are read", size(bytes), size(INPUT_BYTES_MAX));
+        return Err(Error::invalid(message).in_field(field).into());
     }
+    Ok(())
 }

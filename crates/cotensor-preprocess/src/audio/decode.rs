@@ -1,10 +1,13 @@
 use super::compressed;
 use super::sound::{Audio, AudioLength, SECONDS_MAX, check_samples, invalid};
-use super::wav::{self, Wav};
+use super::wav::{self, Header, Wav};
 use cotensor_core::Result;
 
 /// The most frames that are decoded: 1 GiB of samples, 90 minutes at 48 kHz.
 const FRAMES_MAX: u64 = 1 << 28;
+/// The beginning of a file in which the header of a WAV file is looked for.
+const HEAD_BYTES: usize = 64 << 10;
+
 /// Decodes a WAV, FLAC, MP3 or Ogg Vorbis file; channels are averaged.
 ///
 /// # Errors
@@ -23,20 +26,65 @@ pub fn decode_audio_start(bytes: &[u8], seconds: f64) -> Result<Audio> {
     if bytes.is_empty() {
         return Err(invalid("the audio is empty".into()));
     }
-    let frames = |length: AudioLength| {
-        let frames = length.frames.min((seconds * f64::from(length.sample_rate_hz)) as u64).max(1);
-        let few = frames <= FRAMES_MAX;
-        few.then_some(frames as usize)
-            .ok_or_else(|| invalid(format!("{frames} frames; at most {FRAMES_MAX} are decoded")))
-    };
     let (sample_rate_hz, samples) = if wav::is_wav(bytes) {
         let file = Wav::read(bytes)?;
         let length = file.length().check()?;
-        (length.sample_rate_hz, file.decode(0, frames(length)?))
+        (length.sample_rate_hz, file.decode(0, frames_read(length, seconds)?))
     } else {
         let length = compressed::length(bytes)?.check()?;
-        (length.sample_rate_hz, compressed::decode(bytes, frames(length)?)?)
+        (length.sample_rate_hz, compressed::decode(bytes, frames_read(length, seconds)?)?)
     };
+    checked(sample_rate_hz, samples)
+}
+
+/// As [`decode_audio_start`], for a file of `len` bytes that is read in parts. `read` gets an offset and the buffer for the bytes
+/// there. Of a WAV file, the header and the decoded frames are read; of other files, all bytes.
+///
+/// # Errors
+/// As [`decode_audio`]; those of `read`.
+pub fn decode_audio_start_of(len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>, seconds: f64) -> Result<Audio> {
+    let Some(header) = wav_header(len, &read)? else { return decode_audio_start(&part(0, len, read)?, seconds) };
+    let length = wav_length(&header, len)?.check()?;
+    let bytes = frames_read(length, seconds)? * header.format.frame_bytes();
+    checked(length.sample_rate_hz, header.format.decode(&part(header.start, bytes, read)?))
+}
+
+/// As [`audio_length`], for a file that is read in parts as by [`decode_audio_start_of`].
+///
+/// # Errors
+/// As [`decode_audio_start_of`].
+pub fn audio_length_of(len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<AudioLength> {
+    match wav_header(len, &read)? {
+        Some(header) => wav_length(&header, len),
+        None => audio_length(&part(0, len, read)?),
+    }
+}
+
+/// The header of a WAV file; `None` for another file, and for a header that is longer than the part that is read.
+fn wav_header(len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<Option<Header>> {
+    let head = part(0, len.min(HEAD_BYTES), read)?;
+    if wav::is_wav(&head) { Header::read(&head) } else { Ok(None) }
+}
+
+fn wav_length(header: &Header, len: usize) -> Result<AudioLength> {
+    let frames = header.samples(len)?.len() / header.format.frame_bytes();
+    Ok(AudioLength { sample_rate_hz: header.format.sample_rate_hz, frames: frames as u64 })
+}
+
+fn part(at: usize, len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    read(at, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// The frames of the first `seconds`, one at least.
+fn frames_read(length: AudioLength, seconds: f64) -> Result<usize> {
+    let frames = length.frames.min((seconds * f64::from(length.sample_rate_hz)) as u64).max(1);
+    let few = frames <= FRAMES_MAX;
+    few.then_some(frames as usize).ok_or_else(|| invalid(format!("{frames} frames; at most {FRAMES_MAX} are decoded")))
+}
+
+fn checked(sample_rate_hz: u32, samples: Vec<f32>) -> Result<Audio> {
     if samples.is_empty() {
         return Err(invalid("0 frames".into()));
     }
@@ -70,6 +118,37 @@ mod tests {
         bytes.into_inner()
     }
 
+    /// Reads `bytes` in parts.
+    fn reader(bytes: &[u8]) -> impl Fn(usize, &mut [u8]) -> Result<()> + '_ {
+        |at, target| {
+            target.copy_from_slice(&bytes[at..at + target.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn wav_file_is_read_in_parts() {
+        let file = wav(&vec![0.25; 64_000]);
+        let read = std::cell::Cell::new(0);
+        let counting = |at: usize, target: &mut [u8]| {
+            read.set(read.get() + target.len());
+            reader(&file)(at, target)
+        };
+        assert_eq!(decode_audio_start_of(file.len(), counting, 0.5).unwrap(), decode_audio_start(&file, 0.5).unwrap());
+        assert_eq!(read.replace(0), HEAD_BYTES + 4000 * 8);
+        assert_eq!(audio_length_of(file.len(), counting).unwrap(), audio_length(&file).unwrap());
+        assert_eq!(read.get(), HEAD_BYTES);
+        // The samples begin behind the part that is searched: the whole file is read.
+        let long =
+            [&file[..12], b"LIST", &(HEAD_BYTES as u32).to_le_bytes(), &vec![0; HEAD_BYTES], &file[12..]].concat();
+        let decoded = decode_audio_start_of(long.len(), reader(&long), 0.5).unwrap();
+        assert_eq!(decoded, decode_audio_start(&long, 0.5).unwrap());
+        assert_eq!(
+            audio_length_of(0, reader(&[])).unwrap_err().to_string(),
+            audio_length(&[]).unwrap_err().to_string()
+        );
+    }
+
     #[test]
     fn channels_are_averaged_and_bad_files_refused() {
         assert_eq!(decode_audio(&wav(&[1.0, 0.0, 0.5, 0.5])).unwrap().samples, [0.5, 0.5]);
@@ -86,6 +165,7 @@ mod tests {
         for len in 0..good.len() {
             assert!(decode_audio(&good[..len]).is_err(), "{len}");
             assert!(decode_audio_start(&good[..len], 1e-3).is_err(), "{len}");
+            assert!(decode_audio_start_of(len, reader(&good[..len]), 1e-3).is_err(), "{len}");
         }
         // 8 frames of the 32.
         let start = decode_audio_start(&good, 1e-3).unwrap();

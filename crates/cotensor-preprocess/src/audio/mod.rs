@@ -16,7 +16,7 @@ mod whisper;
 mod windows;
 
 pub use bytes::{AudioBytes, ByteFormat};
-pub use decode::{audio_length, decode_audio, decode_audio_start};
+pub use decode::{audio_length, audio_length_of, decode_audio, decode_audio_start, decode_audio_start_of};
 pub use processor::AudioProcessor;
 pub use reader::SoundReader;
 pub use resample::{Resampling, resample};

@@ -2,6 +2,7 @@
 
 use super::sound::{AudioLength, corrupt, invalid};
 use cotensor_core::{Error, Result};
+use std::ops::Range;
 
 /// The longest data chunk, in bytes. A program that streams a file does not know the length and writes a larger number.
 const LENGTH_MAX: usize = 1 << 30;
@@ -67,13 +68,7 @@ impl<'a> Wav<'a> {
     /// `Corrupt` for an inconsistent or truncated file, `Unsupported` for another encoding.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self> {
         let header = Header::read(bytes)?.ok_or_else(|| corrupt("the WAV file is truncated: it has no samples"))?;
-        let data = &bytes[header.start..];
-        let data = match header.bytes(bytes.len()) {
-            Some(length) => data.get(..length).ok_or_else(|| corrupt("the WAV file is truncated"))?,
-            None => data,
-        };
-        let frame = header.format.frame_bytes();
-        Ok(Self { format: header.format, data: &data[..data.len() - data.len() % frame] })
+        Ok(Self { format: header.format, data: &bytes[header.samples(bytes.len())?] })
     }
 
     pub(super) fn length(&self) -> AudioLength {
@@ -115,6 +110,19 @@ impl Header {
             at = end + length % 2;
         }
         Ok(None)
+    }
+
+    /// Where the samples of a file of `file` bytes are: a whole number of frames.
+    ///
+    /// # Errors
+    /// `Corrupt` for a truncated file.
+    pub(super) fn samples(&self, file: usize) -> Result<Range<usize>> {
+        let rest = file.saturating_sub(self.start);
+        let length = self.bytes(file).unwrap_or(rest);
+        if length > rest {
+            return Err(corrupt("the WAV file is truncated"));
+        }
+        Ok(self.start..self.start + length - length % self.format.frame_bytes())
     }
 
     /// The length of the samples in a file of `file` bytes; `None` for all bytes up to the end of the file, because the
