@@ -17,7 +17,7 @@ use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::{CallCounts, Outbox};
 use cotensor_store::backend::Record;
-use cotensor_store::{LocalStore, Stats, StoreReports};
+use cotensor_store::{Clock, LocalStore, Stats, StoreReports};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,8 @@ const RECORDED_LEASES_MAX: usize = 1000;
 /// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
     pub(crate) config: Config,
+    /// The clock of all state.
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: Arc<LocalStore>,
     pub(crate) events: Arc<StoreEvents>,
     /// Counts of calls and of their errors.
@@ -78,8 +80,8 @@ impl Daemon {
 
     pub(crate) fn begin_session(&self, pid: Option<i32>, outbox: Option<Outbox>) -> Arc<Session> {
         let id = self.next_session.fetch_add(1, Ordering::Relaxed);
-        let (store, events) = (Arc::clone(&self.store), Arc::clone(&self.events));
-        let session = Arc::new(Session::new(store, events, self.config.max_client_bytes, id, pid, outbox));
+        let (store, events, now) = (Arc::clone(&self.store), Arc::clone(&self.events), self.clock.now());
+        let session = Arc::new(Session::new(store, events, self.config.max_client_bytes, id, pid, outbox, now));
         self.lock().insert(id, Arc::clone(&session));
         session
     }
@@ -107,7 +109,8 @@ impl Daemon {
     /// All sessions, ordered by number.
     pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
         let sessions: Vec<_> = self.lock().values().cloned().collect();
-        let mut infos: Vec<_> = sessions.iter().map(|session| session.info()).collect();
+        let now = self.clock.now();
+        let mut infos: Vec<_> = sessions.iter().map(|session| session.info(now)).collect();
         infos.sort_unstable_by_key(|info| info.session);
         infos
     }

@@ -18,7 +18,7 @@ use cotensor_memory::SharedIndex;
 use cotensor_memory::process::{LockTable, has_room_for_message, random_bytes};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::CallCounts;
-use cotensor_store::{LocalStore, StoreObserver};
+use cotensor_store::{Clock, LocalStore, StoreObserver, SystemClock};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, watch};
@@ -50,6 +50,7 @@ impl Daemon {
         link: Option<Arc<dyn SupervisorClient>>,
         counts: CallCounts,
     ) -> Result<Arc<Self>> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
         let (mut secret, epoch) = (random_bytes()?, random_bytes()?);
         // Session numbers are unique among the servers of one supervisor.
         let mut first_session = 1;
@@ -65,9 +66,14 @@ impl Daemon {
         let (seed, _) = seed.as_bytes().split_at(8);
         let spill = config.spill.as_deref();
         let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;
-        let events =
-            Arc::new(StoreEvents { slots: Slots::new(index)?, link, files: files.clone(), orphans: Mutex::default() });
-        let mut store = LocalStore::builder();
+        let events = Arc::new(StoreEvents {
+            clock: Arc::clone(&clock),
+            slots: Slots::new(index)?,
+            link,
+            files: files.clone(),
+            orphans: Mutex::default(),
+        });
+        let mut store = LocalStore::builder().clock(Arc::clone(&clock));
         if let Some(files) = files {
             store = store.spill(Arc::new(SpillToFiles(files)));
         }
@@ -87,7 +93,8 @@ impl Daemon {
             events,
             counts,
             functions: functions::Registry::default(),
-            broker: Arc::new(Broker::default()),
+            broker: Arc::new(Broker::new(Arc::clone(&clock))),
+            clock,
             slabs: Slabs::default(),
             channels: Channels::default(),
             frames: FrameBudget::of_server(has_room_for_message),

@@ -6,7 +6,7 @@ use cotensor_core::MemoryKind;
 use cotensor_store::{Key, Lease, SegmentCharge, Ticket};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// The most processes that an error message names.
 const NAMED_MAX: usize = 5;
@@ -23,8 +23,8 @@ pub(crate) struct Orphans {
     pub(crate) tickets: HashMap<Key, Ticket>,
     /// The sessions and their processes.
     pub(crate) sessions: HashMap<u64, SessionClient>,
-    /// The end of the wait.
-    pub(crate) until: Option<Instant>,
+    /// The end of the wait, by the daemon's clock.
+    pub(crate) until: Option<Duration>,
 }
 
 impl Orphans {
@@ -50,7 +50,7 @@ impl Orphans {
     }
 
     /// The reason why this memory is still in use, for an error message.
-    pub(crate) fn reason(&self, now: Instant) -> Option<String> {
+    pub(crate) fn reason(&self, now: Duration) -> Option<String> {
         let left = self.until.filter(|_| !self.leases.is_empty() || !self.slabs.is_empty())?;
         let processes: BTreeSet<i32> = self.sessions.values().map(|client| client.pid).filter(|pid| *pid > 0).collect();
         let mut named: Vec<String> = processes.iter().take(NAMED_MAX).map(i32::to_string).collect();
@@ -60,7 +60,7 @@ impl Orphans {
         if processes.len() > NAMED_MAX {
             named.push(format!("{} more", processes.len() - NAMED_MAX));
         }
-        let limit = match left.saturating_duration_since(now).as_secs() {
+        let limit = match left.saturating_sub(now).as_secs() {
             0 => String::new(),
             seconds => format!(", for {seconds} s at most"),
         };

@@ -7,12 +7,13 @@ use super::spill::Files;
 use super::supervisor_client::SupervisorClient;
 use cotensor_core::sync::lock;
 use cotensor_store::backend::Record;
-use cotensor_store::{Key, SpilledSegment, StoreObserver, TensorId};
+use cotensor_store::{Clock, Key, SpilledSegment, StoreObserver, TensorId};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The store's observer.
 pub(crate) struct StoreEvents {
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) slots: Slots,
     pub(crate) link: Option<Arc<dyn SupervisorClient>>,
     pub(crate) files: Option<Arc<Files>>,
@@ -68,7 +69,7 @@ impl StoreObserver for StoreEvents {
     }
 
     fn retained_memory(&self) -> Option<String> {
-        self.orphans().reason(Instant::now())
+        self.orphans().reason(self.clock.now())
     }
 }
 

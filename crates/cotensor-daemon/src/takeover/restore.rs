@@ -45,7 +45,7 @@ impl Daemon {
             );
         }
         let start = Instant::now();
-        orphans.until = Some(start + RECONNECT_TIMEOUT);
+        orphans.until = Some(daemon.clock.now() + RECONNECT_TIMEOUT);
         orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
         if !orphans.sessions.is_empty() {
             daemon.broker.begin_settling();

@@ -6,9 +6,10 @@ use cotensor_client::protocol::{
 };
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result, size};
+use cotensor_store::Clock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The most devices.
 pub(crate) const DEVICES_MAX: usize = 64;
@@ -52,10 +53,12 @@ impl Drop for Share {
 
 /// The programs of all devices.
 pub(crate) struct Broker {
-    started: Instant,
+    /// The end of a share is an event, too, and has no argument for the time.
+    clock: Arc<dyn Clock>,
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     devices: BTreeMap<String, Device>,
     /// Whether programs of a former server may have memory that this server does not know.
@@ -75,13 +78,11 @@ struct Joined {
     program: Weak<dyn DeviceProgram>,
 }
 
-impl Default for Broker {
-    fn default() -> Self {
-        Self { started: Instant::now(), state: Mutex::new(State { devices: BTreeMap::new(), settling: false }) }
-    }
-}
-
 impl Broker {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, state: Mutex::default() }
+    }
+
     /// Adds a program to a device. Its share may be 0 until other programs have freed memory.
     ///
     /// # Errors
@@ -117,7 +118,7 @@ impl Broker {
         returns: bool,
     ) -> Result<(Share, DeviceShareParams)> {
         check(&params)?;
-        let (now, session) = (self.started.elapsed(), program.session());
+        let (now, session) = (self.clock.now(), program.session());
         let mut state = lock(&self.state);
         if !state.devices.contains_key(&params.device) && state.devices.len() >= DEVICES_MAX {
             return Err(Error::new(ErrorKind::Conflict, format!("{DEVICES_MAX} devices are the most")));
@@ -155,7 +156,7 @@ impl Broker {
     /// # Errors
     /// `NotFound` for a device that the session has not joined; `Conflict` sooner than 50 ms after the last report.
     pub(crate) fn report(&self, session: u64, params: &ReportDeviceParams) -> Result<()> {
-        let now = self.started.elapsed();
+        let now = self.clock.now();
         let mut state = lock(&self.state);
         let device = state.joined(session, &params.device)?;
         let last = device.shares.programs.get(&session).map(|program| program.reported);
@@ -175,14 +176,14 @@ impl Broker {
     pub(crate) fn acknowledge(&self, session: u64, params: &DeviceShareParams) -> Result<()> {
         let mut state = lock(&self.state);
         state.joined(session, &params.device)?.shares.acknowledge(session, params.share_bytes);
-        state.divide(&params.device, self.started.elapsed(), None);
+        state.divide(&params.device, self.clock.now(), None);
         Ok(())
     }
 
     fn remove(&self, name: &str, session: u64) {
         let mut state = lock(&self.state);
         if state.devices.get_mut(name).is_some_and(|device| device.remove(session)) {
-            state.divide(name, self.started.elapsed(), None);
+            state.divide(name, self.clock.now(), None);
             state.devices.retain(|_, device| !device.programs.is_empty());
         }
     }
@@ -198,13 +199,13 @@ impl Broker {
         let mut state = lock(&self.state);
         state.settling = false;
         let names: Vec<String> = state.devices.keys().cloned().collect();
-        let now = self.started.elapsed();
+        let now = self.clock.now();
         names.iter().for_each(|name| state.divide(name, now, None));
     }
 
     /// All devices with their programs.
     pub(crate) fn list(&self) -> Vec<DeviceShares> {
-        let now = self.started.elapsed();
+        let now = self.clock.now();
         let state = lock(&self.state);
         state.devices.iter().map(|(name, device)| device.describe(name, now)).collect()
     }
@@ -290,4 +291,49 @@ fn check(params: &JoinDeviceParams) -> Result<()> {
         return Err(Error::invalid("at most the capacity expected").in_field("held_bytes"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_store::ManualClock;
+
+    struct Silent(u64);
+
+    impl DeviceProgram for Silent {
+        fn session(&self) -> u64 {
+            self.0
+        }
+
+        fn client(&self) -> &str {
+            "silent"
+        }
+
+        fn send_share(&self, _: &DeviceShareParams) {}
+    }
+
+    #[test]
+    fn report_counts_after_its_interval_and_a_silent_program_is_idle() {
+        let clock = Arc::new(ManualClock::default());
+        let broker = Arc::new(Broker::new(Arc::clone(&clock) as Arc<dyn Clock>));
+        let program = Arc::new(Silent(1)) as Arc<dyn DeviceProgram>;
+        let device = "GPU-1".to_owned();
+        let (demand_bytes, smallest_bytes) = (100, 10);
+        let joining =
+            JoinDeviceParams { device: device.clone(), capacity_bytes: 100, demand_bytes, smallest_bytes, held_bytes: 0 };
+        let (share, answer) = broker.join(&program, joining).unwrap();
+        assert_eq!(answer.share_bytes, 100);
+        let report = ReportDeviceParams { device, demand_bytes, smallest_bytes };
+        clock.advance(REPORT_INTERVAL_MIN - Duration::from_nanos(1));
+        assert_eq!(broker.report(1, &report).unwrap_err().kind(), ErrorKind::Conflict);
+        clock.advance(Duration::from_nanos(1));
+        broker.report(1, &report).unwrap();
+        let listed = |broker: &Broker| (broker.list()[0].programs[0].quiet_s, broker.list()[0].programs[0].busy);
+        clock.advance(Duration::from_secs(4));
+        assert_eq!(listed(&broker), (4.0, true));
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(listed(&broker), (5.0, false));
+        drop(share);
+        assert!(broker.list().is_empty());
+    }
 }

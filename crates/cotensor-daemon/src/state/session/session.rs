@@ -21,7 +21,7 @@ use cotensor_store::{
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
+use std::time::Duration;
 
 /// The most holders of a session at a time.
 const HOLDERS_MAX: usize = 1024;
@@ -40,7 +40,8 @@ pub(crate) struct Session {
     pub(crate) pid: Option<i32>,
     /// Set by a `session.hello` after which the client may resume the session.
     resumable: OnceLock<SessionClient>,
-    started: Instant,
+    /// The time of its start, by the daemon's clock.
+    started: Duration,
     /// The sender of messages to the client; `None` for HTTP.
     outbox: Option<Outbox>,
     /// For leases and reservations.
@@ -60,6 +61,7 @@ impl Session {
         id: u64,
         pid: Option<i32>,
         outbox: Option<Outbox>,
+        started: Duration,
     ) -> Self {
         Self {
             store,
@@ -69,7 +71,7 @@ impl Session {
             has_said_hello: AtomicBool::new(false),
             pid,
             resumable: OnceLock::new(),
-            started: Instant::now(),
+            started,
             outbox,
             budget: Budget::new(max_bytes),
             resources: Mutex::default(),
@@ -118,13 +120,13 @@ impl Session {
         if self.outbox.is_some() { Transport::Unix } else { Transport::Http }
     }
 
-    pub(crate) fn info(&self) -> SessionInfo {
+    pub(crate) fn info(&self, now: Duration) -> SessionInfo {
         let resources = self.lock();
         SessionInfo {
             session: self.id,
             client: self.client().to_owned(),
             transport: self.transport(),
-            age_s: self.started.elapsed().as_secs_f64(),
+            age_s: now.saturating_sub(self.started).as_secs_f64(),
             leases: resources.leases.len(),
             bytes: resources.leases.values().map(|entry| entry.lease.layout().size_bytes() as u64).sum(),
         }
