@@ -2,7 +2,8 @@
 """Checks the dependencies between the crates, and the imports among the files of each crate, of the Python package and of the web package.
 
 Fails when a crate depends on a workspace crate that `ALLOWED` does not list for it, when no module declares a source file, when two or
-more files import each other in a circle, and when folders do so. Prints the imports of each circle.
+more files import each other in a circle, when folders do so, and when the daemon's state uses what has to come in from outside. Prints the
+imports of each circle.
 """
 import json
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from import_graph import shown
 from imports_python import Package
-from imports_rust import Crate
+from imports_rust import PATH, Crate
 from imports_typescript import Program
 
 ALLOWED = {
@@ -66,6 +67,9 @@ ALLOWED = {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client", "cotensor-formats", "cotensor-daemon"
     },
 }
+
+# The daemon's state gets the time, threads, files and random numbers from outside.
+OUTSIDE = re.compile(r"std::(?:time::(?:Instant|SystemTime)|thread|fs(?!::File$))|\w+::(?:process::random_bytes|SystemClock)")
 
 
 def line_of(file, pattern):
@@ -123,6 +127,16 @@ def import_circles(programs):
             yield from (f"  {edge}" for edge in edges)
 
 
+def outside_of_state(crate):
+    """The uses in the daemon's state of what has to come in from outside."""
+    for module in (module for path, module in crate.modules.items() if path[:1] == ("state",)):
+        used = [("::".join(path), line) for path, _, _, line in module.imports]
+        used += [(found[0], module.line(found.start())) for found in PATH.finditer(module.text)]
+        for name, line in used:
+            if OUTSIDE.match(name):
+                yield f"{shown(module.file)}:{line}: the daemon's state must not use {name}: it comes in from outside"
+
+
 def main():
     command = ["cargo", "metadata", "--format-version", "1", "--no-deps"]
     packages = {package["name"]: package for package in json.loads(subprocess.check_output(command))["packages"]}
@@ -130,6 +144,8 @@ def main():
     for package in packages.values():
         wrong += dead_files(package)
     wrong += import_circles(programs(packages))
+    root = Path(packages["cotensor-daemon"]["manifest_path"]).parent
+    wrong += outside_of_state(Crate(root / "src/lib.rs"))
     print("\n".join(wrong) or f"{len(packages)} crates: all dependencies are allowed, no import circles of files or folders")
     return bool(wrong)
 

@@ -21,7 +21,8 @@ use cotensor_store::{Clock, LocalStore, Stats, StoreReports};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread::Thread;
 use tokio::sync::{Notify, watch};
 
 /// Sessions without a connection that have more leases are for the next server as sessions with one.
@@ -48,7 +49,9 @@ pub struct Daemon {
     pub(crate) next_session: AtomicU64,
     pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
     pub(crate) locks: SessionLocks,
-    pub(crate) disconnected: Disconnected,
+    pub(crate) disconnected: Mutex<Disconnected>,
+    /// The thread that runs what is due, while the daemon serves its socket.
+    pub(crate) timers: OnceLock<Thread>,
     /// Notified at the end of each session.
     pub(crate) ended: Notify,
     /// The HTTP server while HTTP is served.
@@ -144,11 +147,12 @@ impl Daemon {
     }
 
     /// Keeps the leases of a session without a connection, and its shares of devices, while its client has its lock and does not
-    /// resume it. The thread of its connection calls [`watch_left`](Self::watch_left).
+    /// resume it.
     pub(crate) fn keep_left(&self, left: LeftSession) {
         let session = left.session;
         let leases = left.tensors();
-        if let Err(left) = self.disconnected.add(left) {
+        let added = self.disconnected().add(left, self.clock.now());
+        if let Err(left) = added {
             if !*self.stopping.borrow() {
                 let pid = left.client.pid;
                 tracing::warn!(
@@ -162,16 +166,24 @@ impl Daemon {
         if leases.len() <= RECORDED_LEASES_MAX {
             self.events.record(Event::SessionLeft { session, leases });
             // If the session has ended in between, its end was recorded before.
-            if !self.disconnected.has(session) {
+            if !self.disconnected().has(session) {
                 self.events.record(Event::SessionEnded(session));
             }
         }
+        self.wake_timers();
     }
 
-    /// Ends a session without a connection when it is over. This thread may watch all such sessions for long.
-    pub(crate) fn watch_left(&self, session: u64) {
-        let is_open = |session, client: &SessionClient| self.locks.is_open(session, client);
-        self.disconnected.watch(session, is_open, |left| self.release_left(left));
+    /// Ends the sessions without a connection that are due for a check and over.
+    pub(crate) fn check_left(&self) {
+        let began = self.clock.now();
+        let mut checked = self.disconnected().due(began);
+        if checked.is_empty() {
+            return;
+        }
+        checked.retain(|(session, client)| !self.locks.is_open(*session, client));
+        let closed: Vec<u64> = checked.into_iter().map(|(session, _)| session).collect();
+        let over = self.disconnected().checked(&closed, began, self.clock.now());
+        over.into_iter().for_each(|left| self.release_left(left));
     }
 
     /// Ends a session without a connection.
@@ -179,6 +191,11 @@ impl Daemon {
         let session = left.session;
         drop(left);
         self.events.record(Event::SessionEnded(session));
+    }
+
+    /// Lets the thread of the timers see that something may be due earlier, or that the daemon stops.
+    pub(crate) fn wake_timers(&self) {
+        self.timers.get().into_iter().for_each(Thread::unpark);
     }
 
     /// The secret of a session, which only the daemon and the session's client know.
@@ -211,6 +228,11 @@ impl Daemon {
     /// Leases, slabs and claims of a former server whose sessions have not resumed.
     pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
         self.events.orphans()
+    }
+
+    /// Sessions without a connection whose leases are kept.
+    pub(crate) fn disconnected(&self) -> MutexGuard<'_, Disconnected> {
+        lock(&self.disconnected)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Session>>> {

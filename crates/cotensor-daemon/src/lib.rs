@@ -21,6 +21,7 @@ mod supervisor;
 mod takeover;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod timers;
 mod transport;
 
 pub use config::{Config, METADATA_BYTES, default_socket, share_of_memory};

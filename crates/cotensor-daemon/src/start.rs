@@ -20,7 +20,7 @@ use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::CallCounts;
 use cotensor_store::{Clock, LocalStore, StoreObserver, SystemClock};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{Notify, watch};
 
 /// The servers that one supervisor started are counted in these bits of a session's number.
@@ -104,7 +104,8 @@ impl Daemon {
             models: Models::new(config.models.clone(), &config.socket),
             stopping: watch::Sender::new(false),
             http_start: tokio::sync::Mutex::default(),
-            disconnected: Disconnected::new(config.connections_max),
+            disconnected: Mutex::new(Disconnected::new(config.connections_max)),
+            timers: OnceLock::new(),
             config,
             next_session: AtomicU64::new(first_session),
             sessions: Mutex::default(),

@@ -64,7 +64,7 @@ impl Running {
 
     /// The number of sessions without a connection whose leases are kept.
     pub fn left_sessions(&self) -> usize {
-        self.daemon.disconnected.count()
+        self.daemon.disconnected().count()
     }
 
     /// Waits until the daemon's store holds exactly `bytes`. Clients release asynchronously.

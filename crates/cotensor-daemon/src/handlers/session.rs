@@ -21,7 +21,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     // Only a connection on the Unix socket carries descriptors. They come first: a failure after the resume would lose claims.
     let is_unix = caller.outbox().is_some();
     let index = is_unix.then(|| daemon.events.slots.fd()).transpose()?;
-    if is_unix && params.resume.is_none() && daemon.disconnected.is_full_for(caller.pid.unwrap_or(0)) {
+    if is_unix && params.resume.is_none() && daemon.disconnected().is_full_for(caller.pid.unwrap_or(0)) {
         let message = "too many closed stores still have tensors, also of this process: release their arrays";
         return Err(Error::new(ErrorKind::OverBudget, message));
     }

@@ -69,7 +69,7 @@ impl Daemon {
         was: u64,
         devices: Vec<JoinDeviceParams>,
     ) -> Result<Vec<DeviceShareParams>> {
-        let mut former = self.disconnected.take_shares(|number, client| self.locks.is_former(was, number, client));
+        let mut former = self.disconnected().take_shares(|number, client| self.locks.is_former(was, number, client));
         let program = Arc::clone(session) as Arc<dyn DeviceProgram>;
         let mut answers = Vec::with_capacity(devices.len());
         for device in devices {
@@ -99,7 +99,8 @@ impl Daemon {
     /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn end_wait(&self, session: u64) {
         let is_former = |number, client: &SessionClient| self.locks.is_former(session, number, client);
-        self.disconnected.take(is_former).into_iter().for_each(|left| self.release_left(left));
+        let over = self.disconnected().take(is_former);
+        over.into_iter().for_each(|left| self.release_left(left));
         self.end_waits(is_former);
     }
 

@@ -21,8 +21,8 @@ const BUSY_POLL: Duration = Duration::from_micros(40);
 /// Handlers nest little. The kernel commits stack pages when they are used.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Serves `stream` on a thread of its own. When the connection ends, so does the session, and `open` is dropped. The thread then keeps the
-/// leases that the client may resume. Calls that wait do so on the current runtime.
+/// Serves `stream` on a thread of its own. When the connection ends, so does the session, and `open` is dropped. The daemon keeps
+/// the leases that the client may resume. Calls that wait do so on the current runtime.
 ///
 /// # Errors
 /// `Io` when the system has no more threads.
@@ -58,7 +58,6 @@ impl<T> Drop for OpenSession<'_, T> {
             self.session.outbox().into_iter().for_each(Outbox::end);
             self.daemon.keep_left(left);
         }
-        self.daemon.watch_left(self.session.id);
     }
 }
 

@@ -39,6 +39,7 @@ impl Daemon {
     /// `Io` when the socket fails; `Conflict` when another daemon has the socket and this one has no client.
     pub async fn serve(self: &Arc<Self>, listening: &mut Listening, stop: impl Future<Output = ()>) -> Result<()> {
         let mut listener = acceptor(listening)?;
+        self.start_timers()?;
         let mut check = tokio::time::interval(SOCKET_CHECK_INTERVAL);
         check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The last error of the check, which is logged once, and the number of checks in a row that found another
@@ -114,8 +115,10 @@ impl Daemon {
         }
         let sessions: Vec<_> = self.lock().values().cloned().collect();
         sessions.iter().filter_map(|session| session.outbox()).for_each(Outbox::end);
-        self.disconnected.stop();
+        let left = self.disconnected().stop();
+        drop(left);
         self.stopping.send_replace(true);
+        self.wake_timers();
         // A busy connection ends later.
         let all = u32::try_from(self.config.connections_max).unwrap_or(u32::MAX);
         let connections = tokio::time::timeout(STOP_TIMEOUT, open.acquire_many(all));
