@@ -31,7 +31,10 @@ impl Daemon {
     /// Runs what is due. Returns the time until more is.
     fn run_due(&self) -> Option<Duration> {
         self.check_left();
+        self.check_orphans();
         let left = self.disconnected().next_due();
-        left.map(|at| at.saturating_sub(self.clock.now()))
+        let orphans = self.orphans().next_due();
+        let next = left.into_iter().chain(orphans).min();
+        next.map(|at| at.saturating_sub(self.clock.now()))
     }
 }

@@ -17,6 +17,6 @@ mod supervisor_client;
 
 pub(crate) use http_service::HttpService;
 pub(crate) use keys::{claim_key, content_hash};
-pub(crate) use orphans::Orphans;
+pub(crate) use orphans::{EndedWait, Orphans};
 pub(crate) use store_events::StoreEvents;
 pub(crate) use supervisor_client::SupervisorClient;

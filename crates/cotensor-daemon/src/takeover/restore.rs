@@ -19,14 +19,6 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
-
-/// The least time that leases wait for their sessions: a child of a dead process may hold its leases.
-const RECONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// The most time that all state waits for an open session: its process may be stopped, or not be scheduled.
-const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// The interval between two checks of the sessions.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Daemon {
     /// A daemon with the state of a former server.
@@ -44,38 +36,12 @@ impl Daemon {
                 size(max)
             );
         }
-        let start = Instant::now();
-        orphans.until = Some(daemon.clock.now() + RECONNECT_TIMEOUT);
+        orphans.begin_wait(daemon.clock.now());
         orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
         if !orphans.sessions.is_empty() {
             daemon.broker.begin_settling();
         }
         *daemon.orphans() = orphans;
-        let waiting = Arc::clone(&daemon);
-        let thread = std::thread::Builder::new().name("reconnect".to_owned());
-        let thread = thread.spawn(move || {
-            while !waiting.orphans().sessions.is_empty() && !*waiting.stopping.borrow() {
-                std::thread::sleep(CHECK_INTERVAL);
-                if start.elapsed() >= RECONNECT_TIMEOUT_MIN {
-                    waiting.end_waits(|session, client| !waiting.locks.is_open(session, client));
-                }
-                let is_late = start.elapsed() >= RECONNECT_TIMEOUT;
-                if is_late {
-                    waiting.broker.end_settling();
-                }
-                let mut orphans = waiting.orphans();
-                if is_late || !orphans.await_any() {
-                    let given_up = orphans.give_up();
-                    drop(orphans);
-                    drop(given_up);
-                    waiting.end_waits(|_, client| is_late && !client.locked);
-                }
-            }
-            let orphans = std::mem::take(&mut *waiting.orphans());
-            drop(orphans);
-            waiting.broker.end_settling();
-        });
-        drop(thread.map_err(|error| Error::io("taking over", &error))?);
         Ok(daemon)
     }
 }

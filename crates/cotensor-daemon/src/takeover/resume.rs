@@ -5,7 +5,7 @@ use crate::daemon::Daemon;
 use crate::state::broker::{DEVICES_MAX, DeviceProgram};
 use crate::state::journal::{Event, SessionClient};
 use crate::state::session::{HANDLES_MAX, Session};
-use crate::state::{Orphans, claim_key};
+use crate::state::{EndedWait, claim_key};
 use cotensor_client::protocol::{DeviceShareParams, Id, JoinDeviceParams, RESUME_TOKEN, Resume};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::Outbox;
@@ -101,17 +101,23 @@ impl Daemon {
         let is_former = |number, client: &SessionClient| self.locks.is_former(session, number, client);
         let over = self.disconnected().take(is_former);
         over.into_iter().for_each(|left| self.release_left(left));
-        self.end_waits(is_former);
+        let ended = self.orphans().end_waits(is_former);
+        self.release_ended(ended);
     }
 
-    /// Ends the wait for those sessions of the former server that `is_over` selects.
-    pub(super) fn end_waits(&self, is_over: impl Fn(u64, &SessionClient) -> bool) {
-        let mut orphans = self.orphans();
-        let Orphans { sessions, left, .. } = &mut *orphans;
-        let over = sessions.extract_if(|number, client| is_over(*number, client));
-        let over: Vec<_> = over.map(|(number, _)| (number, left.remove(&number))).collect();
-        drop(orphans);
-        for (session, leases) in over {
+    /// Ends the waits for sessions of the former server that are due for a check and over.
+    pub(crate) fn check_orphans(&self) {
+        let now = self.clock.now();
+        let checked = self.orphans().check(now, |session, client| self.locks.is_open(session, client));
+        if checked.settled {
+            self.broker.end_settling();
+        }
+        drop(checked.given_up);
+        self.release_ended(checked.ended);
+    }
+
+    fn release_ended(&self, ended: Vec<EndedWait>) {
+        for (session, leases) in ended {
             drop(leases);
             self.events.record(Event::SessionEnded(session));
         }
