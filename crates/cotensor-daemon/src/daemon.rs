@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::descriptors;
 use crate::log_throttle::LogThrottle;
 use crate::models::Models;
+use crate::provider_tasks::TaskConnections;
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;
@@ -38,6 +39,8 @@ pub struct Daemon {
     /// Counts of calls and of their errors.
     pub(crate) counts: CallCounts,
     pub(crate) functions: functions::Registry,
+    /// Connections to the providers, which have the tasks.
+    pub(crate) tasks: TaskConnections,
     pub(crate) broker: Arc<Broker>,
     pub(crate) slabs: Slabs,
     pub(crate) channels: Channels,
@@ -137,6 +140,7 @@ impl Daemon {
     pub(crate) fn end_session(&self, session: &Session) -> Option<LeftSession> {
         let is_known = self.lock().remove(&session.id).is_some();
         self.functions.remove_session(session.id);
+        self.tasks.remove_session(session.id);
         self.channels.remove_session(session.id);
         let left = session.end();
         self.ended.notify_one();

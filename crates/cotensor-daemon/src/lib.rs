@@ -13,6 +13,7 @@ mod listening;
 mod log_throttle;
 mod models;
 mod processes;
+mod provider_tasks;
 mod service;
 mod signals;
 mod start;

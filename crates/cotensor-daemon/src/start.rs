@@ -4,6 +4,7 @@ use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
 use crate::log_throttle::LogThrottle;
 use crate::models::Models;
+use crate::provider_tasks::TaskConnections;
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;
@@ -93,6 +94,7 @@ impl Daemon {
             events,
             counts,
             functions: functions::Registry::default(),
+            tasks: TaskConnections::default(),
             broker: Arc::new(Broker::new(Arc::clone(&clock))),
             clock,
             slabs: Slabs::default(),

@@ -59,7 +59,7 @@ pub(super) async fn tasks(caller: Caller, params: AllTasksParams) -> Answer<AllT
     let request = |(info, provider): (ProviderInfo, Arc<dyn FunctionProvider>)| {
         let params = ListTasksParams { state: params.state, limit: params.limit.min(TASKS_MAX) };
         let daemon = Arc::clone(&caller.daemon);
-        tokio::task::spawn_blocking(move || daemon.functions.tasks.of(info, &*provider, &params))
+        tokio::task::spawn_blocking(move || daemon.tasks.of(info, &*provider, &params))
     };
     // Concurrently: a provider that does not answer must not delay the others.
     let pending: Vec<_> = caller.daemon.functions.providers().into_iter().map(request).collect();

@@ -1,10 +1,9 @@
-//! The functions that clients provide, and their tasks.
+//! The functions that clients provide.
 
 mod by_name;
 mod provider;
 mod registry;
 mod slots;
-mod tasks;
 
 pub(crate) use by_name::FunctionCall;
 pub(crate) use provider::FunctionProvider;

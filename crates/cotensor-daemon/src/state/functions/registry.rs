@@ -2,7 +2,6 @@
 
 use super::provider::FunctionProvider;
 use super::slots::Slots;
-use super::tasks::TaskConnections;
 use cotensor_client::protocol::{
     FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
     RegisterFunctionParams,
@@ -23,7 +22,6 @@ pub(crate) struct Registry {
     functions: Mutex<Entries>,
     /// The slots of all calls over HTTP.
     pub(crate) slots: Slots,
-    pub(crate) tasks: TaskConnections,
 }
 
 /// The functions of all sessions.
@@ -45,7 +43,7 @@ struct RegisteredFunction {
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { functions: Mutex::default(), slots: Slots::of_all(), tasks: TaskConnections::default() }
+        Self { functions: Mutex::default(), slots: Slots::of_all() }
     }
 }
 
@@ -110,7 +108,6 @@ impl Registry {
         for entries in [functions, standby] {
             entries.retain(|_, entry| entry.session != session);
         }
-        self.tasks.remove_session(session);
     }
 
     /// All providers, ordered by the names of their clients.

@@ -1,7 +1,7 @@
 //! The tasks of providers, for lists and the dashboard. The daemon has no tasks. It requests them from each provider
 //! over a connection that it keeps.
 
-use super::provider::FunctionProvider;
+use crate::state::functions::FunctionProvider;
 use cotensor_client::Connection;
 use cotensor_client::protocol::provider::{ListTasks, ListTasksParams};
 use cotensor_client::protocol::{CallerInfo, ProviderInfo, ProviderTasks};
