@@ -5,6 +5,7 @@ use crate::descriptors;
 use crate::log_throttle::LogThrottle;
 use crate::models::Models;
 use crate::provider_tasks::TaskConnections;
+use crate::spill_files::Files;
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;
@@ -36,6 +37,8 @@ pub struct Daemon {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: Arc<LocalStore>,
     pub(crate) events: Arc<StoreEvents>,
+    /// The files of spilled tensors, with a folder for them.
+    pub(crate) files: Option<Arc<Files>>,
     /// Counts of calls and of their errors.
     pub(crate) counts: CallCounts,
     pub(crate) functions: functions::Registry,

@@ -16,6 +16,7 @@ mod processes;
 mod provider_tasks;
 mod service;
 mod signals;
+mod spill_files;
 mod start;
 mod state;
 mod supervisor;

@@ -5,13 +5,13 @@ use crate::daemon::Daemon;
 use crate::log_throttle::LogThrottle;
 use crate::models::Models;
 use crate::provider_tasks::TaskConnections;
+use crate::spill_files::{Files, SpillToFiles};
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;
 use crate::state::index::{INDEX_SLOTS, Slots};
 use crate::state::segment::Slabs;
 use crate::state::session::{Disconnected, SessionLocks};
-use crate::state::spill::{Files, SpillToFiles};
 use crate::state::{StoreEvents, SupervisorClient};
 use cotensor_client::protocol::METHODS;
 use cotensor_core::{Hasher, Result};
@@ -71,12 +71,12 @@ impl Daemon {
             clock: Arc::clone(&clock),
             slots: Slots::new(index)?,
             link,
-            files: files.clone(),
+            spilled: files.as_ref().map(|files| Arc::clone(&files.table)),
             orphans: Mutex::default(),
         });
         let mut store = LocalStore::builder().clock(Arc::clone(&clock));
-        if let Some(files) = files {
-            store = store.spill(Arc::new(SpillToFiles(files)));
+        if let Some(files) = &files {
+            store = store.spill(Arc::new(SpillToFiles(Arc::clone(files))));
         }
         for (&device, &bytes) in &config.max_device_bytes {
             store = store.max_device_bytes(device, bytes);
@@ -92,6 +92,7 @@ impl Daemon {
         Ok(Arc::new(Self {
             store,
             events,
+            files,
             counts,
             functions: functions::Registry::default(),
             tasks: TaskConnections::default(),

@@ -5,7 +5,7 @@ use crate::descriptors;
 use crate::launch::{Launch, Role};
 use crate::listening::Listening;
 use crate::service::{Ready, Service};
-use crate::state::spill::{Files, folder_of};
+use crate::spill_files::{Files, folder_of};
 use crate::supervisor::{
     Manager, Receiver, Server, Sockets, SuccessorSocket, SupervisorState, inherit, standard_input,
 };

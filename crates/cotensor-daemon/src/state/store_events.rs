@@ -3,7 +3,7 @@
 use super::index::Slots;
 use super::journal::Event;
 use super::orphans::Orphans;
-use super::spill::Files;
+use super::spill::SpillTable;
 use super::supervisor_client::SupervisorClient;
 use cotensor_core::sync::lock;
 use cotensor_store::backend::Record;
@@ -16,7 +16,8 @@ pub(crate) struct StoreEvents {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) slots: Slots,
     pub(crate) link: Option<Arc<dyn SupervisorClient>>,
-    pub(crate) files: Option<Arc<Files>>,
+    /// The files of spilled segments, with a folder for them.
+    pub(crate) spilled: Option<Arc<Mutex<SpillTable>>>,
     /// Leases, slabs and claims of a former server whose sessions have not resumed.
     pub(crate) orphans: Mutex<Orphans>,
 }
@@ -49,7 +50,7 @@ impl StoreObserver for StoreEvents {
 
     fn on_spill(&self, record: &Record, spilled: &dyn SpilledSegment) {
         self.slots.on_free(record);
-        let file = self.files.as_ref().and_then(|files| files.file(spilled.number()));
+        let file = self.spilled.as_ref().and_then(|files| lock(files).file(spilled.number()));
         if let (Some(link), Some(file)) = (&self.link, file) {
             link.record_spilled(record, file);
         }

@@ -2,9 +2,10 @@
 
 use crate::config::Config;
 use crate::daemon::Daemon;
+use crate::spill_files::Files;
 use crate::state::journal::{Entry, Event, Segment as JournalSegment};
 use crate::state::segment::{Part, Slab, inode, known_segment};
-use crate::state::spill::{Files, SpillFile};
+use crate::state::spill::SpillFile;
 use crate::state::{Orphans, SupervisorClient};
 use crate::supervisor::SupervisorLink;
 use cotensor_client::hex;
@@ -27,7 +28,7 @@ impl Daemon {
     /// `Io`.
     pub(crate) fn take_over(config: Config, index: SharedIndex, link: Arc<SupervisorLink>) -> Result<Arc<Self>> {
         let daemon = Self::with(config, index, Some(Arc::clone(&link) as Arc<dyn SupervisorClient>))?;
-        let mut orphans = restore(&daemon.store, &link, daemon.events.files.as_ref());
+        let mut orphans = restore(&daemon.store, &link, daemon.files.as_ref());
         let (used, max) = (daemon.store.memory_usage_bytes(), daemon.config.max_memory_bytes);
         if used > max {
             tracing::warn!(

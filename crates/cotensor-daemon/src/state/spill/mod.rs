@@ -1,13 +1,8 @@
-//! Tensors on disk: a daemon spills segments without leases to files when memory is needed.
+//! Tensors on disk: a daemon spills segments without leases to files when memory is needed. Here is which segments are in which files; `spill_files`
+//! writes and reads them.
 
 mod file;
-mod files;
-mod folder;
-mod storage;
-#[cfg(test)]
-mod tests;
+mod table;
 
 pub(crate) use file::SpillFile;
-pub(crate) use files::Files;
-pub(crate) use folder::{folder_of, remove_folder};
-pub(crate) use storage::SpillToFiles;
+pub(crate) use table::SpillTable;

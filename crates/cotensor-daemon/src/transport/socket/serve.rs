@@ -108,7 +108,7 @@ impl Daemon {
                 },
             }
         }
-        match (&self.events.link, &self.events.files) {
+        match (&self.events.link, &self.files) {
             (Some(link), _) => link.stop(),
             (None, Some(files)) => files.remove(),
             (None, None) => {}

@@ -1,7 +1,8 @@
-use super::file::PIECE_BYTES;
-use super::{Files, SpillFile, SpillToFiles};
+use super::content::PIECE_BYTES;
+use super::{Files, SpillToFiles};
 use crate::Listening;
 use crate::state::segment::Sealed;
+use crate::state::spill::SpillFile;
 use cotensor_core::SegmentMut;
 use cotensor_core::{ErrorKind, Segment};
 use cotensor_memory::MemfdMut;
@@ -38,11 +39,11 @@ fn spilled_segment_round_trip_and_removal_of_its_file() {
         assert_eq!((spilled.bytes(), content(&*restored) == bytes), (len as u64, true), "{len}");
         kept.push(spilled);
     }
-    let path = files.file(kept[1].number()).unwrap().path;
+    let path = files.table().file(kept[1].number()).unwrap().path;
     assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap()) & 0o777, 0o600);
     // The next server takes over the known files and removes others.
     std::fs::write(files.folder.join("99.tensors"), "half a file").unwrap();
-    let known: Vec<SpillFile> = kept.iter().map(|spilled| files.file(spilled.number()).unwrap()).collect();
+    let known: Vec<SpillFile> = kept.iter().map(|spilled| files.table().file(spilled.number()).unwrap()).collect();
     let next = Files::open(&folder.path().join("spill"), &socket, u64::MAX).unwrap();
     let taken = next.adopt(known);
     assert!(!files.folder.join("99.tensors").exists());
@@ -52,7 +53,7 @@ fn spilled_segment_round_trip_and_removal_of_its_file() {
     drop((fresh, taken));
     assert!(!path.exists());
     assert_eq!(std::fs::read_dir(&next.folder).unwrap().count(), 1, "the file that names the owner");
-    assert_eq!(next.state().bytes, 0);
+    assert_eq!(next.table().bytes(), 0);
 }
 
 #[test]
@@ -63,7 +64,7 @@ fn damaged_file_is_refused_and_size_is_limited() {
     let spilled = spill.spill(&sealed(&numbers(8000))).unwrap();
     let error = spill.spill(&sealed(&numbers(8000))).err().unwrap();
     assert_eq!((error.kind(), error.file()), (ErrorKind::OverBudget, Some(files.folder.as_path())));
-    let path = files.file(spilled.number()).unwrap().path;
+    let path = files.table().file(spilled.number()).unwrap().path;
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[7000] ^= 1;
     for damaged in [&bytes[..], &bytes[..7999], b""] {

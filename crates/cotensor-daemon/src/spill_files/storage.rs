@@ -1,17 +1,12 @@
 //! Spills segments to files and reads them back.
 
-use super::file::{CONTEXT, PIECE_BYTES, SpillFile};
+use super::content;
 use super::files::Files;
 use super::folder::OWNER;
-use crate::descriptors::{are_scarce, none_left};
-use crate::state::segment::Sealed;
-use cotensor_client::open_regular;
-use cotensor_core::{Error, ErrorKind, Hasher, Result, Segment, SegmentMut};
-use cotensor_memory::MemfdMut;
+use crate::state::spill::SpillFile;
+use cotensor_core::{Error, ErrorKind, Result, Segment};
 use cotensor_store::{SpillStorage, SpilledSegment};
-use rustix::fs::OFlags;
 use std::fs::File;
-use std::io::Read;
 use std::sync::Arc;
 
 /// Whether the disk, the quota or the limit of file sizes is exhausted.
@@ -30,12 +25,10 @@ impl SpillStorage for SpillToFiles {
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
         let source = File::from(fd.try_clone_to_owned().map_err(io)?);
         let bytes = source.metadata().map_err(io)?.len();
-        let number = files.reserve(bytes)?;
-        let path = files.folder.join(format!("{number}-{:08x}.tensors", files.tag));
-        let mut file = SpillFile { number, path, bytes, hash: String::new() };
+        let file = files.table().reserve(bytes)?;
         // Dropping this removes the file and its count.
-        let mut on_disk = OnDisk { file: file.clone(), files: Arc::clone(files) };
-        let write = || files.write(&file.path, &source, bytes);
+        let mut on_disk = OnDisk { file, files: Arc::clone(files) };
+        let write = || content::write(&on_disk.file.path, &source, bytes);
         let written = match write() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 tracing::error!("{} was removed; its spilled tensors are lost", files.folder.display());
@@ -44,15 +37,14 @@ impl SpillStorage for SpillToFiles {
             }
             written => written,
         };
-        file.hash = written.map_err(|error| {
+        on_disk.file.hash = written.map_err(|error| {
             if is_full(&error) {
                 Error::new(ErrorKind::OverBudget, format!("spilling: {error}")).in_file(&files.folder)
             } else {
                 io(error)
             }
         })?;
-        files.state().files.insert(number, file.clone());
-        on_disk.file.hash = file.hash;
+        files.table().complete(on_disk.file.clone());
         tracing::debug!("spilled {bytes} bytes to {}", on_disk.file.path.display());
         Ok(Arc::new(on_disk))
     }
@@ -69,13 +61,7 @@ impl SpillStorage for SpillToFiles {
 impl Files {
     /// Takes over the files of a former server and removes all others.
     pub(crate) fn adopt(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
-        let mut state = self.state();
-        for file in &files {
-            state.next = state.next.max(file.number);
-            state.bytes += file.bytes;
-            state.files.insert(file.number, file.clone());
-        }
-        drop(state);
+        files.iter().for_each(|file| self.table().adopt(file.clone()));
         for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.file_name().is_some_and(|name| name != OWNER) && !files.iter().any(|file| file.path == path) {
@@ -113,41 +99,13 @@ impl SpilledSegment for OnDisk {
     }
 
     fn restore(&self) -> Result<Arc<dyn Segment>> {
-        let SpillFile { path, bytes, hash, .. } = &self.file;
-        let io = |error: std::io::Error| Error::io("reading a spilled segment", &error).in_file(path);
-        let corrupt = |what: &str| Error::corrupt(format!("the spilled file {what}")).in_file(path);
-        let len = usize::try_from(*bytes).map_err(|_| corrupt("is too long"))?;
-        let mut file = open_regular(path, OFlags::RDONLY).map_err(io)?;
-        if file.metadata().map_err(io)?.len() != *bytes {
-            return Err(corrupt("has another length"));
-        }
-        let mut memory = MemfdMut::create(len)?;
-        // The segment keeps a duplicate, which is made while these two are open.
-        if file.try_clone().map_or(true, are_scarce) {
-            return Err(none_left());
-        }
-        let mut piece = vec![0; PIECE_BYTES];
-        let mut hasher = Hasher::new(CONTEXT);
-        let mut at = 0;
-        while at < len {
-            let part = piece.get_mut(..PIECE_BYTES.min(len - at)).unwrap_or_default();
-            file.read_exact(part).map_err(io)?;
-            hasher.field(part);
-            memory.write_at(at, part)?;
-            at += part.len();
-        }
-        if hasher.finish().to_string() != *hash {
-            return Err(corrupt("has changed"));
-        }
-        Ok(Arc::new(Sealed::of(memory)?))
+        Ok(Arc::new(content::read(&self.file)?))
     }
 }
 
 impl Drop for OnDisk {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.file.path);
-        let mut state = self.files.state();
-        state.files.remove(&self.file.number);
-        state.bytes -= self.file.bytes;
+        self.files.table().remove(&self.file);
     }
 }
