@@ -70,9 +70,8 @@ impl Orphans {
         wait.check_at = now + CHECK_INTERVAL;
         let waited = now.saturating_sub(wait.began);
         let (looks, is_late) = (waited >= RECONNECT_TIMEOUT_MIN, waited >= RECONNECT_TIMEOUT);
-        let ended = self.end_waits(|session, client| {
-            (looks && !is_open(session, client)) || (is_late && !client.locked)
-        });
+        let ended =
+            self.end_waits(|session, client| (looks && !is_open(session, client)) || (is_late && !client.locked));
         let is_over = self.sessions.is_empty();
         let given_up = if is_over {
             std::mem::take(self)

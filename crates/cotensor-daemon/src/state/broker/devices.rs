@@ -319,8 +319,13 @@ mod tests {
         let program = Arc::new(Silent(1)) as Arc<dyn DeviceProgram>;
         let device = "GPU-1".to_owned();
         let (demand_bytes, smallest_bytes) = (100, 10);
-        let joining =
-            JoinDeviceParams { device: device.clone(), capacity_bytes: 100, demand_bytes, smallest_bytes, held_bytes: 0 };
+        let joining = JoinDeviceParams {
+            device: device.clone(),
+            capacity_bytes: 100,
+            demand_bytes,
+            smallest_bytes,
+            held_bytes: 0,
+        };
         let (share, answer) = broker.join(&program, joining).unwrap();
         assert_eq!(answer.share_bytes, 100);
         let report = ReportDeviceParams { device, demand_bytes, smallest_bytes };

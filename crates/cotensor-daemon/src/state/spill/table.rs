@@ -85,7 +85,9 @@ mod tests {
         Complete(usize),
         Remove(usize),
         /// A next server has the complete files.
-        Replace { bytes_max: u64 },
+        Replace {
+            bytes_max: u64,
+        },
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
