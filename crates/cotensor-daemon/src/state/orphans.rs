@@ -95,12 +95,18 @@ impl Orphans {
         self.sessions.keys().any(|session| !self.left.contains_key(session))
     }
 
-    /// Takes out the state of sessions whose leases are not known. While such sessions are awaited, leases in memory that is used again stay:
-    /// clients with locks may have mapped it. Sealed memory stays as it is for all that have mapped it, also without a lease.
+    /// Whether a cached tensor needs a lease while sessions are awaited whose leases are not known. Their clients may have mapped memory that is
+    /// used again. They may have leased a tensor whose time, which the journal has from an earlier end of a lease, is over.
+    pub(crate) fn needs_lease(lease: &Lease) -> bool {
+        lease.segment().kind() == MemoryKind::Slab || lease.keep_for().is_some()
+    }
+
+    /// Takes out the state of sessions whose leases are not known. While such sessions are awaited, the leases that they need stay. Sealed memory
+    /// stays as it is for all that have mapped it, also without a lease.
     fn give_up(&mut self) -> Self {
-        let is_kept = |lease: &Lease| lease.segment().kind() == MemoryKind::Slab;
         let awaits = self.await_any();
-        let (kept, leases) = std::mem::take(&mut self.leases).into_iter().partition(|lease| awaits && is_kept(lease));
+        let is_kept = |lease: &Lease| awaits && Self::needs_lease(lease);
+        let (kept, leases) = std::mem::take(&mut self.leases).into_iter().partition(is_kept);
         self.leases = kept;
         let (slabs, tickets) = (std::mem::take(&mut self.slabs), std::mem::take(&mut self.tickets));
         Self { leases, slabs, tickets, ..Self::default() }
@@ -135,8 +141,8 @@ impl Orphans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Running, put};
-    use cotensor_store::TensorStore;
+    use crate::testing::{Running, put, spec};
+    use cotensor_store::{Retention, TensorSpec, TensorStore};
     use proptest::prelude::*;
 
     const fn ms(number: u64) -> Duration {
@@ -233,20 +239,27 @@ mod tests {
     }
 
     #[test]
-    fn after_the_wait_leases_in_memory_that_is_used_again_are_kept() {
+    fn after_the_wait_leases_in_memory_that_is_used_again_and_of_tensors_with_a_time_are_kept() {
         let running = Running::start(|_| {});
         let client = running.connect("client");
-        let _published = [put(&*client, "small", b"abc"), put(&*client, "sealed", &vec![1; 1 << 20])];
+        let retention = Retention::Cached { recompute: Duration::ZERO };
+        let timed = TensorSpec { retention, keep_for: Some(Duration::from_secs(1)), ..spec("timed", 1 << 20) };
+        let timed = client.reserve(timed, &client.holder("")).unwrap().publish().unwrap();
+        let _published = [put(&*client, "small", b"abc"), put(&*client, "sealed", &vec![1; 1 << 20]), timed];
         let store = running.daemon.store();
         let lease = |name| store.get(name, &store.holder("taken over")).unwrap();
-        let mut orphans = Orphans { leases: vec![lease("small"), lease("sealed")], ..Orphans::default() };
+        let leases = vec![lease("small"), lease("sealed"), lease("timed")];
+        let mut orphans = Orphans { leases, ..Orphans::default() };
         orphans.sessions.insert(1, SessionClient { pid: 0, was: None, locked: true });
         let names = |orphans: &Orphans| orphans.leases.iter().map(|lease| lease.name().to_owned()).collect::<Vec<_>>();
         let given_up = orphans.give_up();
-        assert_eq!((names(&orphans), names(&given_up)), (vec!["small".to_owned()], vec!["sealed".to_owned()]));
+        assert_eq!(
+            (names(&orphans).join(" "), names(&given_up)),
+            ("small timed".to_owned(), vec!["sealed".to_owned()])
+        );
         assert_eq!((orphans.sessions.len(), given_up.sessions.len()), (1, 0), "the wait goes on");
         orphans.left.insert(1, vec![lease("small")]);
-        assert_eq!(names(&orphans.give_up()), ["small"], "the leases of the session are known");
+        assert_eq!(names(&orphans.give_up()), ["small", "timed"], "the leases of the session are known");
         assert_eq!((names(&orphans).len(), orphans.left.len()), (0, 1));
     }
 }

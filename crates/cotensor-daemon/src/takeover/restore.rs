@@ -10,7 +10,7 @@ use crate::state::{Orphans, SupervisorClient};
 use crate::supervisor::SupervisorLink;
 use cotensor_client::hex;
 use cotensor_client::protocol::Id;
-use cotensor_core::{ContentHash, Error, ErrorKind, Layout, MemoryKind, Result, Segment, size};
+use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Charge;
 use cotensor_store::{
@@ -131,7 +131,8 @@ fn restore(store: &LocalStore, link: &SupervisorLink, files: Option<&Arc<Files>>
         }
     }
     for (session, ids) in left {
-        let leased = ids.iter().filter_map(|id| leases.get(id)?.try_clone().ok()).collect();
+        // A lease of its own for each: the time of a tensor begins again with the end of it.
+        let leased = ids.iter().filter_map(|id| store.lease(leases.get(id)?.id(), &holder).ok()).collect();
         orphans.left.insert(session, leased);
     }
     let (mut current, mut old, back) = (0, 0, spilled.len());
@@ -142,8 +143,8 @@ fn restore(store: &LocalStore, link: &SupervisorLink, files: Option<&Arc<Files>>
         } else {
             old += 1
         }
-        // Cached tensors stay without a lease, but for those in memory that is used again: clients that have not resumed may have mapped it.
-        if !(is_current && lease.is_cached()) || lease.segment().kind() == MemoryKind::Slab {
+        // Other cached tensors stay without a lease.
+        if !(is_current && lease.is_cached()) || Orphans::needs_lease(&lease) {
             orphans.leases.push(lease);
         }
     }

@@ -9,6 +9,7 @@ use crate::state::{EndedWait, claim_key};
 use cotensor_client::protocol::{DeviceShareParams, Id, JoinDeviceParams, RESUME_TOKEN, Resume};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::Outbox;
+use cotensor_store::{Lease, TensorId, TensorStore};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
@@ -111,6 +112,16 @@ impl Daemon {
         let checked = self.orphans().check(now, |session, client| self.locks.is_open(session, client));
         if checked.settled {
             self.broker.end_settling();
+        }
+        if checked.ended.iter().any(|(_, leases)| leases.is_none()) {
+            // The session may have leased any of these tensors until now, so the time of each begins with the end of its lease.
+            let orphans = self.orphans();
+            let timed =
+                orphans.leases.iter().chain(&checked.given_up.leases).filter(|lease| lease.keep_for().is_some());
+            let timed: Vec<TensorId> = timed.map(Lease::id).collect();
+            drop(orphans);
+            let holder = self.store.holder("taken over");
+            timed.into_iter().for_each(|id| drop(self.store.lease(id, &holder)));
         }
         drop(checked.given_up);
         self.release_ended(checked.ended);

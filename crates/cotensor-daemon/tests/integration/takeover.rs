@@ -314,20 +314,57 @@ fn large_tensor_takes_one_descriptor_in_each_process() {
     assert!(more.0 <= COUNT + 2 && more.1 <= COUNT + 2, "{more:?} for {COUNT} tensors");
 }
 
+/// Publishes a tensor that stays without a lease for `time`.
+fn put_for(store: &ClientStore, name: &str, time: Duration, bytes: usize) -> Lease {
+    let spec = TensorSpec { retention: KEPT, keep_for: Some(time), ..crate::support::spec(name, bytes) };
+    let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
+    reservation.write(&content(1, bytes), CopyReason::Put).unwrap();
+    reservation.publish().unwrap()
+}
+
+/// The seconds after which a tensor is freed, none while it is leased; none for a tensor that does not exist.
+fn listed(store: &ClientStore, name: &str) -> Option<Option<f64>> {
+    let params = p::ListParams { prefix: name.to_owned(), limit: 1, order: Default::default() };
+    Some(store.request::<p::List>(&params).unwrap().tensors.first()?.freed_in_s)
+}
+
+/// The journal has the time of an earlier end of a lease.
+#[test]
+fn takeover_frees_no_tensor_with_a_time_that_a_client_leases_again() {
+    let processes = Processes::start();
+    let one = processes.connect("one");
+    let (brief, hour) = (Duration::from_millis(300), Duration::from_secs(3600));
+    let lease_again = |name: &str, time: Duration, bytes: usize| loop {
+        drop(put_for(&one, name, time, bytes));
+        until("no lease", || listed(&one, name) != Some(None));
+        // With a short time, it may be freed.
+        if let Ok(lease) = one.get(name, &one.holder("")) {
+            break lease;
+        }
+    };
+    let small = lease_again("small", hour, 100);
+    let large = lease_again("large", brief, 1 << 20);
+    // The time of the earlier lease passes.
+    std::thread::sleep(brief);
+    processes.kill_server();
+    // Publishing frees tensors that are due. The client may resume its session later.
+    let two = processes.connect("two");
+    drop(put(&two, "other", &content(1, 100), KEPT));
+    assert!(two.get("large", &two.holder("")).unwrap().bytes().unwrap() == content(1, 1 << 20));
+    one.get("other", &one.holder("")).unwrap();
+    let end = Instant::now();
+    drop((small, large));
+    until("no lease", || listed(&two, "small") != Some(None));
+    let freed_in = listed(&two, "small").flatten().expect("it stays");
+    assert!(freed_in >= (hour - end.elapsed()).as_secs_f64(), "its time begins again: {freed_in}");
+}
+
 #[test]
 fn takeover_keeps_the_time_after_which_a_tensor_is_freed() {
     let processes = Processes::start();
     let store = processes.connect("one");
-    let put_for = |name: &str, time: Duration, bytes: usize| {
-        let spec = TensorSpec { retention: KEPT, keep_for: Some(time), ..crate::support::spec(name, bytes) };
-        let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
-        reservation.write(&content(1, bytes), CopyReason::Put).unwrap();
-        reservation.publish().unwrap()
-    };
-    let freed_in = |store: &ClientStore, name: &str| {
-        let params = p::ListParams { prefix: name.to_owned(), limit: 1, order: Default::default() };
-        store.request::<p::List>(&params).unwrap().tensors[0].freed_in_s
-    };
+    let put_for = |name: &str, time: Duration, bytes: usize| put_for(&store, name, time, bytes);
+    let freed_in = |store: &ClientStore, name: &str| listed(store, name).unwrap();
     let hour = Duration::from_secs(3600);
     // In a slab, and in memory of its own.
     for (name, bytes) in [("small", 100), ("large", 1 << 20)] {

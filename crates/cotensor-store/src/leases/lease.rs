@@ -6,6 +6,7 @@ use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Kind, Layout, 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A lease of one holder on a tensor: the tensor stays while the lease exists.
 pub struct Lease {
@@ -51,6 +52,11 @@ impl Lease {
     /// Whether the tensor was published as [`Retention::Cached`].
     pub fn is_cached(&self) -> bool {
         matches!(self.record.retention, Retention::Cached { .. })
+    }
+
+    /// The longest time that the tensor stays without leases.
+    pub fn keep_for(&self) -> Option<Duration> {
+        self.record.keep_for()
     }
 
     /// The computation whose result it is.

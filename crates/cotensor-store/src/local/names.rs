@@ -30,7 +30,7 @@ impl LocalStore {
         own: Option<Arc<Budget>>,
     ) -> Result<ChangePosition> {
         every.check()?;
-        Ok(self.queues.open(every, holder.clone(), own, &self.names))
+        Ok(self.queues.open(every, holder.clone(), own, &self.names, self.clock.recent()))
     }
 
     /// The oldest lease of the queue of these positions, which gives it up: its reader needs the bytes for another lease.

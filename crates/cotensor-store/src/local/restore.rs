@@ -70,13 +70,19 @@ impl LocalStore {
         SegmentCharge::new(Arc::clone(charge))
     }
 
-    /// Leases one version of a name.
+    /// Leases one version of a name. The time of a restored tensor begins again with the end of this lease.
     ///
     /// # Errors
     /// `NotFound` when that version does not exist.
     pub fn lease_version(&self, name: &str, version: u64, holder: &Holder) -> Result<Lease> {
         let missing = || Error::not_found(format!("{name:?} has no version {version}"));
-        self.names.version(name, version, |record| record.lease(holder)).ok_or_else(missing)
+        let now = self.clock.recent();
+        let take = |record: &Arc<Record>| {
+            let lease = record.lease(holder)?;
+            record.set_last_used(now);
+            Some(lease)
+        };
+        self.names.version(name, version, take).ok_or_else(missing)
     }
 
     /// The newest version of a name, unless it is spilled.

@@ -10,6 +10,7 @@ use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::Waker;
+use std::time::Duration;
 
 /// The most changes of one answer. The reader has them all before it asks for more.
 const ANSWER_MAX: usize = 64;
@@ -81,13 +82,14 @@ pub(crate) enum Polled {
 }
 
 impl VersionQueues {
-    /// Opens a queue whose leases are those of `holder` and charged to `own`. Returns the position before its first change.
+    /// Opens a queue whose leases are those of `holder` and charged to `own`, at the time `now`. Returns the position before its first change.
     pub(crate) fn open(
         &self,
         every: EveryVersion,
         holder: Holder,
         own: Option<Arc<Budget>>,
         names: &Names,
+        now: Duration,
     ) -> ChangePosition {
         let id = foldhash::fast::RandomState::default().hash_one(1);
         let queue = Arc::new(VersionQueue { id, every, holder, own, state: Mutex::default() });
@@ -97,6 +99,7 @@ impl VersionQueues {
             // A queue drops what it has no room for.
             let mut unqueued = Unqueued::default();
             names.each_newest(&queue.every.filter, |name, id, record| {
+                record.into_iter().for_each(|record| record.set_last_used(now));
                 queue.add_existing(name, id, record, &mut unqueued);
             });
         }
@@ -275,7 +278,6 @@ mod tests {
     use std::pin::Pin;
     use std::sync::atomic::AtomicUsize;
     use std::task::{Context, Wake};
-    use std::time::Duration;
 
     #[derive(Default)]
     struct Woken(AtomicUsize);

@@ -143,19 +143,21 @@ fn time_without_leases_goes_on_after_a_restore_unless_the_tensor_is_used() {
         let tensor = RestoredTensor { spec, left: left.map(Duration::from_secs), ..tensor };
         (id, store.restore(tensor, &holder).unwrap())
     };
-    // Left 300 s ago; left then, and used by a client that resumes; unknown.
-    let [(left, one), (used, two), (new, three)] =
-        [restore("left", Some(700)), restore("used", Some(700)), restore("new", None)];
+    // Left 300 s ago; left then, and leased by a client since; unknown.
+    let [(left, one), (used, two), (resumed, three), (new, four)] =
+        [("left", Some(700)), ("used", Some(700)), ("resumed", Some(700)), ("new", None)]
+            .map(|(name, at)| restore(name, at));
     clock.advance(Duration::from_secs(1));
-    let client = store.lease(used, &store.holder("client")).unwrap();
-    drop((one, two, three));
+    let client = store.holder("client");
+    let leases = [store.lease(used, &client), store.lease_version("resumed", resumed.version, &client)];
+    drop((one, two, three, four));
     assert_eq!(store.freed_in(left), Some(Duration::from_secs(299)));
-    assert_eq!(store.freed_in(used), None);
-    drop(client);
-    assert_eq!([used, new].map(|id| store.freed_in(id)), [Some(age); 2]);
+    assert_eq!([used, resumed].map(|id| store.freed_in(id)), [None; 2]);
+    drop(leases.map(Result::unwrap));
+    assert_eq!([used, resumed, new].map(|id| store.freed_in(id)), [Some(age); 3]);
     clock.advance(Duration::from_secs(299));
     store.free_due();
-    assert_eq!([left, used, new].map(|id| store.has(id)), [false, true, true]);
+    assert_eq!([left, used, resumed, new].map(|id| store.has(id)), [false, true, true, true]);
 }
 
 #[test]
