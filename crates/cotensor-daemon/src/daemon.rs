@@ -11,7 +11,7 @@ use crate::state::channels::Channels;
 use crate::state::functions;
 use crate::state::journal::{Event, SessionClient};
 use crate::state::segment::Slabs;
-use crate::state::session::{Disconnected, LeftSession, Session, SessionLocks};
+use crate::state::session::{Disconnected, Ended, LeftSession, Session, SessionLocks};
 use crate::state::{HttpService, Orphans, StoreEvents};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_core::sync::lock;
@@ -141,13 +141,14 @@ impl Daemon {
 
     /// Ends a session but for its leases and its shares of devices, as far as its client may resume them.
     pub(crate) fn end_session(&self, session: &Session) -> Option<LeftSession> {
-        let is_known = self.lock().remove(&session.id).is_some();
+        self.lock().remove(&session.id);
         self.functions.remove_session(session.id);
         self.tasks.remove_session(session.id);
         self.channels.remove_session(session.id);
-        let left = session.end();
+        let ended = session.end();
         self.ended.notify_one();
-        if is_known && left.is_none() {
+        let Ended::Now(left) = ended else { return None };
+        if left.is_none() {
             self.events.record(Event::SessionEnded(session.id));
         }
         left

@@ -134,3 +134,36 @@ impl Daemon {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::session::LeftSession;
+    use crate::testing::{Running, put};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn late_lease_of_a_replaced_session_leaves_those_that_are_kept() {
+        let running = Running::start(|_| {});
+        let producer = running.connect("producer");
+        let _published = ["kept", "late"].map(|name| put(&*producer, name, &[1; 1 << 20]));
+        let (daemon, pid) = (&running.daemon, i32::try_from(std::process::id()).ok());
+        let (socket, _client) = UnixStream::pair().unwrap();
+        let former = daemon.begin_session(pid, Some(Outbox::new(Arc::new(socket))));
+        let _lock = daemon.locks.lock(former.id).unwrap().unwrap();
+        daemon.record_session(&former, None, true);
+        let grant = |name: &str| {
+            let holder = former.holder("").unwrap();
+            former.grant(daemon.store.get(name, &holder).unwrap(), &holder, &mut Vec::new()).unwrap().id
+        };
+        let kept = grant("kept");
+        daemon.end_connections(&daemon.begin_session(pid, None), former.id);
+        // A call that still runs in the thread of the former connection, which then ends the session, too.
+        grant("late");
+        if let Some(left) = daemon.end_session(&former) {
+            daemon.keep_left(left);
+        }
+        let left = daemon.disconnected().take(|session, _| session == former.id);
+        assert_eq!(left.iter().flat_map(LeftSession::tensors).collect::<Vec<_>>(), [kept]);
+    }
+}

@@ -15,4 +15,4 @@ pub(crate) use disconnected::{Disconnected, LeftSession};
 pub(crate) use handles::HANDLES_MAX;
 pub(crate) use locks::SessionLocks;
 pub(crate) use resources::{Reserved, SlabEntry};
-pub(crate) use session::Session;
+pub(crate) use session::{Ended, Session};

@@ -27,6 +27,8 @@ pub(crate) struct Resources {
     pub(crate) shares: Vec<Share>,
     /// Bytes that the client keeps ready for calls, as it reports them.
     pub(crate) ready_for_calls: u64,
+    /// Whether the session has ended. A call that still ran then may have added resources since: its answer reached no client.
+    pub(super) ended: bool,
 }
 
 /// A lease, and how often the client took it.

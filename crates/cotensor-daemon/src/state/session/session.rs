@@ -28,6 +28,15 @@ const HOLDERS_MAX: usize = 1024;
 /// The client's holder of the versions that its queues lease.
 const QUEUES_HOLDER: &str = "watch";
 
+/// The outcome of ending a session. The thread of its connection and a session that resumes it may both end it.
+#[must_use]
+pub(crate) enum Ended {
+    /// It ends now, with what its client may resume.
+    Now(Option<LeftSession>),
+    /// It had ended before.
+    Before,
+}
+
 /// A client's session.
 pub(crate) struct Session {
     pub(super) store: Arc<LocalStore>,
@@ -248,16 +257,19 @@ impl Session {
         self.lock().tickets.get(ticket).map(Ticket::key).ok_or_else(missing)
     }
 
-    /// Releases everything but leases and shares of devices that a client with a lock may resume.
-    pub(crate) fn end(&self) -> Option<LeftSession> {
+    /// Releases everything but leases and shares of devices that a client with a lock may resume. After the first end, everything.
+    pub(crate) fn end(&self) -> Ended {
         self.queues.end();
-        let mut resources = std::mem::take(&mut *self.lock());
+        let mut resources = std::mem::replace(&mut *self.lock(), Resources { ended: true, ..Resources::default() });
         // Other threads may have this session for some time. The client opens its slabs in the next one meanwhile.
         resources.slabs.values().for_each(|entry| entry.slab().disown(self));
-        let client = *self.resumable.get().filter(|client| client.locked)?;
+        if resources.ended {
+            return Ended::Before;
+        }
+        let Some(client) = self.resumable.get().filter(|client| client.locked) else { return Ended::Now(None) };
         let (leases, shares) = (std::mem::take(&mut resources.leases), std::mem::take(&mut resources.shares));
         let is_left = !leases.is_empty() || !shares.is_empty();
-        is_left.then(|| LeftSession { session: self.id, client, leases, shares })
+        Ended::Now(is_left.then(|| LeftSession { session: self.id, client: *client, leases, shares }))
     }
 }
 

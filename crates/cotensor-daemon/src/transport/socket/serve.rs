@@ -124,7 +124,7 @@ impl Daemon {
         let connections = tokio::time::timeout(STOP_TIMEOUT, open.acquire_many(all));
         drop(tokio::join!(connections, tokio::time::timeout(MODELS_STOP_TIMEOUT, self.models.stop())));
         for (_, session) in self.lock().drain() {
-            session.end();
+            let _ = session.end();
         }
         outcome
     }
