@@ -2,7 +2,7 @@
 
 use crate::daemon::Daemon;
 use crate::state::functions::FunctionCall;
-use crate::state::session::Session;
+use crate::state::session::{Granted, Session};
 use cotensor_client::protocol::{Hello, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -27,11 +27,25 @@ const WAITING_CALLS_MAX: usize = 1024;
 pub(crate) struct Reply<T> {
     pub(crate) value: T,
     pub(crate) fds: Vec<OwnedFd>,
+    /// What the session takes back if the result is not sent.
+    granted: Option<Granted>,
+}
+
+impl<T> Reply<T> {
+    /// A result with descriptors that need not be taken back.
+    pub(crate) fn with_fds(value: T, fds: Vec<OwnedFd>) -> Self {
+        Self { value, fds, granted: None }
+    }
+
+    /// A result that gives the client leases, descriptors or a pack.
+    pub(crate) fn granting(value: T, mut granted: Granted) -> Self {
+        Self { value, fds: granted.take_fds(), granted: Some(granted) }
+    }
 }
 
 impl<T> From<T> for Reply<T> {
     fn from(value: T) -> Self {
-        Self { value, fds: Vec::new() }
+        Self::with_fds(value, Vec::new())
     }
 }
 
@@ -121,7 +135,10 @@ impl Methods {
 
 fn answer<T: Serialize>(request: Request<Client>, outcome: Result<Reply<T>, ErrorObjectOwned>) {
     match outcome {
-        Ok(Reply { value, fds }) => drop(request.value(&value, fds)),
+        Ok(Reply { value, fds, mut granted }) => {
+            request.value_or(&value, fds, || drop(granted.take()));
+            granted.into_iter().for_each(Granted::keep);
+        }
         Err(error) => request.error(error),
     }
 }

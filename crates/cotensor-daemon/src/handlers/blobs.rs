@@ -5,6 +5,7 @@ use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use crate::state::content_hash;
 use crate::state::segment::own_segment;
+use crate::state::session::Granted;
 use cotensor_client::protocol::{
     BlobUpload, Descriptors, Empty, PlanUploadParams, PlanUploadResult, PublishBlobsParams, ReservationParams,
     check_metadata,
@@ -56,22 +57,19 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
             format!("another session has uploaded these blobs for over {} s: try again", wait.as_secs()),
         )
     })??;
-    let mut fds = Vec::new();
-    let grant = |(index, lease)| caller.grant(lease, &holder, &mut fds).map(|descriptor| (index, descriptor));
+    let mut granted = Granted::new(&caller.session);
+    let grant = |(index, lease)| granted.lease(lease, &holder).map(|descriptor| (index, descriptor));
     let ready = ready.into_iter().map(grant).collect::<Result<_>>()?;
     let upload = match pack {
         None => None,
         Some(pack) => {
             let bytes = pack.bytes() as u64;
             let places = pack.indexes().map(|(index, range)| (index, range.start as u64, range.len() as u64)).collect();
-            let reservation = {
-                let own = caller.charge(bytes)?;
-                caller.lock().packs.add((pack, own))?
-            };
+            let reservation = granted.pack(pack, caller.charge(bytes)?)?;
             Some(BlobUpload { reservation, bytes, places })
         }
     };
-    Ok(Reply { value: PlanUploadResult { ready, busy, upload }, fds })
+    Ok(Reply::granting(PlanUploadResult { ready, busy, upload }, granted))
 }
 
 pub(super) async fn publish(mut caller: Caller, params: PublishBlobsParams) -> Answer<Descriptors> {
@@ -86,10 +84,9 @@ pub(super) async fn publish(mut caller: Caller, params: PublishBlobsParams) -> A
     let leases = caller.daemon.store.publish_pack(pack, &segment, Duration::from_micros(params.micros))?;
     drop(own);
     let _in_use = caller.use_client_segment(&*segment)?;
-    let mut fds = Vec::new();
-    let grant = |lease| caller.grant(lease, &holder, &mut fds);
-    let tensors = leases.into_iter().map(grant).collect::<Result<_>>()?;
-    Ok(Reply { value: Descriptors { tensors }, fds })
+    let mut granted = Granted::new(&caller.session);
+    let tensors = leases.into_iter().map(|lease| granted.lease(lease, &holder)).collect::<Result<_>>()?;
+    Ok(Reply::granting(Descriptors { tensors }, granted))
 }
 
 /// Reads each blob and checks its hash, by which other clients lease it. The segment is sealed, so the bytes cannot

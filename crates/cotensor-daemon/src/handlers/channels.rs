@@ -32,7 +32,7 @@ pub(super) async fn join(caller: Caller, params: ChannelNameParams) -> Answer<Jo
     let joined = caller.daemon.channels.join(&params.name)?;
     // A client of another PID namespace would take the number for another process.
     let pid = joined.pid.filter(|_| caller.pid.is_some_and(|pid| pid > 0)).and_then(|pid| pid.try_into().ok());
-    Ok(Reply { value: JoinedChannel { channel: joined.info, pid }, fds: joined.fds })
+    Ok(Reply::with_fds(JoinedChannel { channel: joined.info, pid }, joined.fds))
 }
 
 pub(super) async fn list(caller: Caller, _: Empty) -> Answer<ChannelList> {

@@ -3,7 +3,7 @@
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use crate::state::journal::Event;
-use crate::state::session::HANDLES_MAX;
+use crate::state::session::{Granted, HANDLES_MAX};
 use crate::state::{claim_key, content_hash};
 use cotensor_client::protocol::{
     ClaimHolder, ClaimHolderParams, ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams,
@@ -31,10 +31,9 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
             Ok(ClaimResult::Compute(number).into())
         }
         Claim::Ready(leases) => {
-            let mut fds = Vec::new();
-            let grant = |lease| caller.grant(lease, &holder, &mut fds);
-            let value = leases.into_iter().map(grant).collect::<Result<_>>()?;
-            Ok(Reply { value: ClaimResult::Ready(value), fds })
+            let mut granted = Granted::new(&caller.session);
+            let value = leases.into_iter().map(|lease| granted.lease(lease, &holder)).collect::<Result<_>>()?;
+            Ok(Reply::granting(ClaimResult::Ready(value), granted))
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answ
         let message = format!("function {:?} not found: its provider {} has ended", params.name, found.provider.client);
         return Err(Error::not_found(message).in_field("name"));
     }
-    Ok(Reply { value: found, fds: vec![ours.into()] })
+    Ok(Reply::with_fds(found, vec![ours.into()]))
 }
 
 pub(super) async fn list(caller: Caller, params: ListFunctionsParams) -> Answer<FunctionList> {

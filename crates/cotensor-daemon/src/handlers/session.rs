@@ -59,7 +59,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         shares: resumed.shares,
         locked: lock.is_some(),
     };
-    Ok(Reply { value, fds: index.into_iter().chain(lock).collect() })
+    Ok(Reply::with_fds(value, index.into_iter().chain(lock).collect()))
 }
 
 pub(super) async fn ping(_: Caller, _: Empty) -> Answer<Empty> {

@@ -4,7 +4,7 @@ use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
 use crate::dispatch::{Caller, Reply};
 use crate::state::segment::{Inode, Part, SlabOwner, inode, own_segment};
-use crate::state::session::{Reserved, Session, SlabEntry};
+use crate::state::session::{Granted, Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
     CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams, PublishSlabParams,
     Published, ReleaseParams, RemoveParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,
@@ -132,22 +132,22 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
 }
 
 /// Answers with the description of a leased tensor, and its descriptor if the session does not have it.
-fn granted(session: &Session, lease: Lease, holder: &Holder) -> Answer<Descriptor> {
-    let mut fds = Vec::new();
-    let value = session.grant(lease, holder, &mut fds)?;
-    Ok(Reply { value, fds })
+fn granted(session: &Arc<Session>, lease: Lease, holder: &Holder) -> Answer<Descriptor> {
+    let mut granted = Granted::new(session);
+    let value = granted.lease(lease, holder)?;
+    Ok(Reply::granting(value, granted))
 }
 
 pub(super) async fn get(caller: Caller, params: GetParams) -> Answer<Descriptor> {
     let holder = caller.holder(&params.holder)?;
     let lease = caller.daemon.store.get(&params.name, &holder)?;
-    granted(&caller, lease, &holder)
+    granted(&caller.session, lease, &holder)
 }
 
 pub(super) async fn lease(caller: Caller, params: LeaseParams) -> Answer<Descriptor> {
     let holder = caller.holder(&params.holder)?;
     let lease = caller.daemon.store.lease(params.id.into(), &holder)?;
-    granted(&caller, lease, &holder)
+    granted(&caller.session, lease, &holder)
 }
 
 pub(super) async fn release(caller: Caller, params: ReleaseParams) -> Answer<Empty> {
@@ -159,7 +159,9 @@ pub(super) async fn release(caller: Caller, params: ReleaseParams) -> Answer<Emp
 }
 
 pub(super) async fn segment_fd(caller: Caller, params: SegmentParams) -> Answer<Empty> {
-    Ok(Reply { value: NOTHING, fds: vec![caller.segment_fd(params.segment)?] })
+    let mut granted = Granted::new(&caller.session);
+    granted.segment(params.segment)?;
+    Ok(Reply::granting(NOTHING, granted))
 }
 
 pub(super) async fn has(caller: Caller, params: IdParams) -> Answer<Present> {

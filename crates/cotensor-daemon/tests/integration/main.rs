@@ -38,5 +38,6 @@ mod spill;
 mod support;
 mod systemd;
 mod takeover;
+mod unsent_answers;
 mod upgrade;
 mod version_states;

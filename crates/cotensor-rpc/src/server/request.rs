@@ -87,15 +87,21 @@ impl<P: Peer> Request<P> {
         }
     }
 
-    /// Answers with a result and descriptors. False when the caller gets an error instead, because the result is too
-    /// long or too many answers wait to be read, and when the connection has ended.
-    pub fn value(mut self, value: &impl Serialize, fds: Vec<OwnedFd>) -> bool {
-        self.answer(to_raw_value(value).map_err(|_| ErrorCode::InternalError.into()), fds)
+    /// Answers with a result and descriptors. False when the caller does not get the result: it gets an error instead, because the result is
+    /// too long or too many answers wait to be read; the call is a notification; or the connection has ended.
+    pub fn value(self, value: &impl Serialize, fds: Vec<OwnedFd>) -> bool {
+        self.value_or(value, fds, || {})
+    }
+
+    /// As [`value`](Self::value). `unsent` takes back what the result gives to a caller that does not get it. It runs before the caller can
+    /// see an error.
+    pub fn value_or(mut self, value: &impl Serialize, fds: Vec<OwnedFd>, unsent: impl FnOnce()) -> bool {
+        self.answer(to_raw_value(value).map_err(|_| ErrorCode::InternalError.into()), fds, unsent)
     }
 
     /// Answers with an error.
     pub fn error(mut self, error: ErrorObjectOwned) {
-        self.answer(Err(error), Vec::new());
+        self.answer(Err(error), Vec::new(), || {});
     }
 
     /// Drops the call without an answer: its connection has ended.
@@ -104,38 +110,55 @@ impl<P: Peer> Request<P> {
         self.peer.finished();
     }
 
-    fn answer(&mut self, outcome: Result<Box<RawValue>, ErrorObjectOwned>, fds: Vec<OwnedFd>) -> bool {
+    fn answer(
+        &mut self,
+        outcome: Result<Box<RawValue>, ErrorObjectOwned>,
+        fds: Vec<OwnedFd>,
+        unsent: impl FnOnce(),
+    ) -> bool {
         self.answered = true;
         self.peer.finished();
         if let Err(error) = &outcome {
             self.peer.counts().add_error(error.code());
         }
+        let is_error = outcome.is_err();
         let response = self.id.take().map(|id| Response::new(id, outcome));
-        match (&self.batch, response) {
+        let is_notification = response.is_none();
+        let (message, error_code) = match (&self.batch, response) {
             (Some(batch), response) => {
                 let Finished { error_code, message } = batch.finish(response, fds);
-                if let Some(code) = error_code {
-                    self.peer.counts().add_error(code);
-                }
-                if let Some(message) = message {
-                    self.peer.send(message);
-                }
-                error_code.is_none()
+                (message, error_code)
             }
-            (None, Some(response)) => self.send(&response, fds),
-            (None, None) => true,
+            (None, Some(response)) => self.message(&response, fds),
+            (None, None) => (None, None),
+        };
+        if let Some(code) = error_code {
+            self.peer.counts().add_error(code);
         }
+        let is_left_out = is_notification || is_error || error_code.is_some();
+        if is_left_out {
+            unsent();
+            if let Some(message) = message {
+                self.peer.send(message);
+            }
+            return false;
+        }
+        let is_sent = message.is_none_or(|message| self.peer.send(message));
+        if !is_sent {
+            unsent();
+        }
+        is_sent
     }
 
-    fn send(&self, response: &Response, fds: Vec<OwnedFd>) -> bool {
+    /// The message of one answer, and the code of the error that took the answer's place, if one did.
+    fn message(&self, response: &Response, fds: Vec<OwnedFd>) -> (Option<Frame>, Option<i32>) {
         let sized = response.to_bytes(FRAME_BYTES_MAX);
         match sized.and_then(|body| self.peer.check_backlog(body.len()).map(|()| body)) {
-            Ok(body) => self.peer.send(Frame { body, fds }),
+            Ok(body) => (Some(Frame { body, fds }), None),
             Err(error) => {
                 let error = to_object(&error);
-                self.peer.counts().add_error(error.code());
-                self.peer.send(Frame::new(response.with_error(error)));
-                false
+                let code = error.code();
+                (Some(Frame::new(response.with_error(error))), Some(code))
             }
         }
     }
@@ -144,7 +167,7 @@ impl<P: Peer> Request<P> {
 impl<P: Peer> Drop for Request<P> {
     fn drop(&mut self) {
         if !self.answered {
-            self.answer(Err(ErrorCode::InternalError.into()), Vec::new());
+            self.answer(Err(ErrorCode::InternalError.into()), Vec::new(), || {});
         }
     }
 }

@@ -181,6 +181,13 @@ impl Session {
         Ok(())
     }
 
+    /// Notes that the client does not have the descriptor of a segment: the answer that it was in was not sent.
+    pub(super) fn forget_sent(&self, segment: u64) {
+        if let Some((_, known)) = self.lock().segments.find(segment) {
+            known.sent = false;
+        }
+    }
+
     /// The descriptor of a segment in which the session leases a tensor.
     ///
     /// # Errors

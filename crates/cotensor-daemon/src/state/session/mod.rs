@@ -2,6 +2,7 @@
 
 mod disconnected;
 mod free_ranges;
+mod granted;
 mod handles;
 mod leases;
 mod locks;
@@ -12,6 +13,7 @@ mod segments;
 mod session;
 
 pub(crate) use disconnected::{Disconnected, LeftSession};
+pub(crate) use granted::Granted;
 pub(crate) use handles::HANDLES_MAX;
 pub(crate) use locks::SessionLocks;
 pub(crate) use resources::{Reserved, SlabEntry};
