@@ -16,6 +16,7 @@
 
 mod channel;
 mod follow;
+mod journal_file;
 mod link;
 mod process;
 mod run_servers;

@@ -5,18 +5,19 @@
 //! the journal, which is rewritten when it has grown too long.
 
 use super::channel::{HandoverHeader, Sockets};
+use super::journal_file::{JournalFile, line};
 use crate::listening::Listening;
 use crate::state::journal::{Event, Journal};
 use cotensor_core::{Error, Result};
-use cotensor_memory::process::{LockTable, create_memfd, listen_fds_with_names};
+use cotensor_memory::process::{LockTable, listen_fds_with_names};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{IoSlice, Read, Seek, SeekFrom, Write};
+use std::io::{IoSlice, Read, Seek, SeekFrom};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,8 +36,10 @@ const SESSIONS: &str = "sessions";
 const ACTIVATED: &str = "activated";
 const JOURNAL: &str = "journal-";
 const SEGMENT: &str = "segment-";
-/// A journal is rewritten when it is longer than twice its last rewritten length and this many bytes.
+/// A journal is rewritten when it has grown by its rewritten length and this many bytes.
 const GROWTH_BYTES: u64 = 1 << 20;
+/// After a failure to rewrite the journal, events of this many bytes are appended before the next attempt.
+const RETRY_BYTES: u64 = 64 << 10;
 /// The most bytes of a journal that are read back.
 const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
@@ -45,10 +48,16 @@ pub(crate) struct Manager {
     socket: UnixDatagram,
     /// Whether it did not read the last message. Until it reads, messages do not wait for it.
     stalled: Cell<bool>,
-    journal: File,
+    journal: JournalFile,
     number: u64,
-    written: u64,
-    rewrite_at: u64,
+    /// The bytes of events since the journal was rewritten or could not be.
+    grown: u64,
+    /// The journal is rewritten when it has grown by more bytes.
+    rewrite_after: u64,
+    /// Whether the journal lacks an event.
+    lacks_event: bool,
+    /// Segments that the manager did not take.
+    missing: HashSet<u64>,
     /// The listening socket that systemd has made.
     pub(crate) activated: Option<UnixListener>,
     /// The listening socket for HTTP that systemd has made.
@@ -83,10 +92,12 @@ impl Manager {
         let mut this = Self {
             socket,
             stalled: Cell::new(false),
-            journal: memfd()?,
+            journal: JournalFile::create()?,
             number: 0,
-            written: 0,
-            rewrite_at: 0,
+            grown: 0,
+            rewrite_after: 0,
+            lacks_event: false,
+            missing: HashSet::new(),
             activated: None,
             activated_http: None,
         };
@@ -123,12 +134,24 @@ impl Manager {
         file.seek(SeekFrom::Start(0)).map_err(io)?;
         let mut bytes = Vec::new();
         file.take(JOURNAL_BYTES_MAX).read_to_end(&mut bytes).map_err(io)?;
-        let mut lines = bytes.split(|byte| *byte == b'\n');
+        let mut lines = bytes.split(|byte| *byte == b'\n').zip(1..);
         let corrupt = |error: serde_json::Error| Error::corrupt(format!("the journal: {error}"));
-        let header: HandoverHeader = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(corrupt)?;
+        let header: HandoverHeader = serde_json::from_slice(lines.next().unwrap_or_default().0).map_err(corrupt)?;
         let mut journal = Journal::default();
-        // An incomplete last line is left out.
-        for change in lines.map_while(|line| serde_json::from_slice::<Event>(line).ok()) {
+        while let Some((line, number)) = lines.next() {
+            let change = match serde_json::from_slice::<Event>(line) {
+                Ok(change) => change,
+                Err(error) => {
+                    // The last line is empty, or incomplete and left out.
+                    let more = lines.count();
+                    if more > 0 {
+                        tracing::error!(
+                            "line {number} of the journal and those after it are left out ({more}): {error}"
+                        );
+                    }
+                    break;
+                }
+            };
             let segment = match &change {
                 Event::Published { segment: Some(segment), .. } => fds.get(&format!("{SEGMENT}{}", segment.id)),
                 _ => None,
@@ -183,53 +206,57 @@ impl Manager {
         self.store_fd(HTTP, listener)
     }
 
-    /// Appends an event to the journal.
+    /// Appends an event to the journal. After a failure, [`clean_up`](Self::clean_up) rewrites the journal.
     pub(crate) fn append(&mut self, event: &Event, fds: &[OwnedFd]) {
         if let Err(error) = self.try_append(event, fds) {
             tracing::error!("the last event was not stored at the service manager: {error}");
+            if !std::mem::replace(&mut self.lacks_event, true) {
+                self.rewrite_after = 0;
+            }
         }
     }
 
     fn try_append(&mut self, event: &Event, fds: &[OwnedFd]) -> Result<()> {
+        let line = line(event)?;
+        self.grown += line.len() as u64;
         if let (Event::Published { segment: Some(segment), .. }, [fd, ..]) = (event, fds) {
-            self.store_fd(&format!("{SEGMENT}{}", segment.id), fd.as_fd())?;
+            self.store_segment(segment.id, fd.as_fd())?;
         }
-        self.write(&serde_json::to_vec(event).map_err(|error| Error::invalid(error.to_string()))?)
+        self.journal.append(&line)
     }
 
-    /// Removes a segment without tensors, and rewrites the journal when it has grown too long.
+    /// Removes a segment without tensors, and rewrites the journal when it has grown too long or lacks an event.
     pub(crate) fn clean_up(&mut self, header: &HandoverHeader, journal: &Journal, freed: Option<u64>) {
         if let Some(segment) = freed {
+            self.missing.remove(&segment);
             self.remove_fd(&format!("{SEGMENT}{segment}"));
         }
-        if self.written > self.rewrite_at
+        if self.grown > self.rewrite_after
             && let Err(error) = self.rewrite(header, journal)
         {
             tracing::error!("the journal was not rewritten: {error}");
+            (self.grown, self.rewrite_after) = (0, RETRY_BYTES);
         }
     }
 
-    /// Rewrites the journal without past events.
+    /// Rewrites the journal without past events. After a failure, the former journal goes on.
     ///
     /// # Errors
-    /// `Io` when the socket of the manager fails.
+    /// `Io` when the socket of the manager fails, or a journal cannot be written.
     pub(crate) fn rewrite(&mut self, header: &HandoverHeader, journal: &Journal) -> Result<()> {
-        let encode = |error: serde_json::Error| Error::invalid(error.to_string());
-        (self.journal, self.written) = (memfd()?, 0);
-        self.write(&serde_json::to_vec(header).map_err(encode)?)?;
-        journal.replay(|change, _| self.write(&serde_json::to_vec(&change).map_err(encode)?))?;
-        self.rewrite_at = 2 * self.written + GROWTH_BYTES;
+        let missing = journal.segments().filter(|segment| self.missing.contains(&segment.info.id));
+        for segment in missing.collect::<Vec<_>>() {
+            self.store_segment(segment.info.id, segment.file.as_fd())?;
+        }
+        let mut next = JournalFile::create()?;
+        next.append(&line(header)?)?;
+        journal.replay(|change, _| next.append(&line(&change)?))?;
+        self.store_fd(&format!("{JOURNAL}{}", self.number + 1), next.as_fd())?;
+        self.remove_fd(&format!("{JOURNAL}{}", self.number));
         self.number += 1;
-        self.store_fd(&format!("{JOURNAL}{}", self.number), self.journal.as_fd())?;
-        self.remove_fd(&format!("{JOURNAL}{}", self.number - 1));
+        (self.grown, self.rewrite_after, self.lacks_event) = (0, next.written() + GROWTH_BYTES, false);
+        self.journal = next;
         Ok(())
-    }
-
-    /// Appends a line with one call, so that a reader finds whole lines.
-    fn write(&mut self, line: &[u8]) -> Result<()> {
-        let line = [line, b"\n"].concat();
-        self.written += line.len() as u64;
-        self.journal.write_all(&line).map_err(|error| Error::io("writing the journal", &error))
     }
 
     /// Reports that the daemon serves clients.
@@ -248,6 +275,14 @@ impl Manager {
     pub(crate) fn remove_listening(&self) {
         self.remove_fd(LISTENER);
         self.remove_fd(LOCK);
+    }
+
+    /// Stores a segment. After a failure, [`rewrite`](Self::rewrite) does so again.
+    fn store_segment(&mut self, segment: u64, fd: BorrowedFd<'_>) -> Result<()> {
+        self.missing.insert(segment);
+        self.store_fd(&format!("{SEGMENT}{segment}"), fd)?;
+        self.missing.remove(&segment);
+        Ok(())
     }
 
     fn remove_fd(&self, name: &str) {
@@ -280,6 +315,106 @@ impl Manager {
     }
 }
 
-fn memfd() -> Result<File> {
-    Ok(create_memfd("cotensor journal").map_err(|error| error.prefixed("journal"))?.into())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::journal::{Entry, published};
+    use cotensor_client::protocol::Id;
+    use std::os::unix::fs::FileExt;
+
+    /// A supervisor's journal, and the manager with its end of the socket.
+    struct Supervised {
+        manager: Manager,
+        theirs: UnixDatagram,
+        journal: Journal,
+        header: HandoverHeader,
+    }
+
+    impl Supervised {
+        fn start() -> Self {
+            let (socket, theirs) = UnixDatagram::pair().unwrap();
+            let manager = Manager {
+                socket,
+                stalled: Cell::new(false),
+                journal: JournalFile::create().unwrap(),
+                number: 0,
+                grown: 0,
+                rewrite_after: 0,
+                lacks_event: false,
+                missing: HashSet::new(),
+                activated: None,
+                activated_http: None,
+            };
+            let header = HandoverHeader {
+                socket: "socket".into(),
+                secret: [0; 32],
+                servers: 1,
+                server: None,
+                index_slots: 0,
+                http: false,
+                orphaned: false,
+            };
+            let mut this = Self { manager, theirs, journal: Journal::default(), header };
+            this.manager.rewrite(&this.header, &this.journal).unwrap();
+            this.apply(published(1, 1, 10, true));
+            assert_eq!(this.stored(), ["journal-1", "segment-10"]);
+            this
+        }
+
+        fn apply(&mut self, (event, fds): (Event, Vec<OwnedFd>)) {
+            self.manager.append(&event, &fds);
+            let freed = self.journal.apply(event, fds).unwrap();
+            self.manager.clean_up(&self.header, &self.journal, freed);
+        }
+
+        /// The names that the manager was asked to store since the last call.
+        fn stored(&self) -> Vec<String> {
+            self.theirs.set_nonblocking(true).unwrap();
+            let (mut text, mut names) = ([0; 4096], Vec::new());
+            while let Ok(len) = self.theirs.recv(&mut text) {
+                let text = std::str::from_utf8(&text[..len]).unwrap();
+                names.extend(text.strip_prefix("FDSTORE=1\nFDPOLL=0\nFDNAME=").map(|name| name.trim_end().to_owned()));
+            }
+            names
+        }
+
+        /// The tensors of the journal that the manager has.
+        fn entries(&self) -> Vec<Entry> {
+            let file = &self.manager.journal.file;
+            let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            let mut journal = Journal::default();
+            for line in bytes.split(|byte| *byte == b'\n').skip(1).filter(|line| !line.is_empty()) {
+                let fd = tempfile::tempfile().unwrap().into();
+                journal.apply(serde_json::from_slice(line).unwrap(), vec![fd]).unwrap();
+            }
+            journal.entries().collect()
+        }
+    }
+
+    #[test]
+    fn event_that_was_not_written_is_in_the_next_journal() {
+        let mut supervised = Supervised::start();
+        supervised.manager.journal.file = File::options().write(true).open("/dev/full").unwrap();
+        supervised.apply(published(2, 1, 11, true));
+        assert_eq!(supervised.stored(), ["segment-11", "journal-2"]);
+        supervised.apply(published(2, 2, 11, false));
+        assert_eq!(supervised.entries(), supervised.journal.entries().collect::<Vec<_>>());
+        assert!(supervised.stored().is_empty(), "the journal goes on");
+    }
+
+    #[test]
+    fn segment_that_the_manager_did_not_take_is_stored_later() {
+        let mut supervised = Supervised::start();
+        let (socket, theirs) = UnixDatagram::pair().unwrap();
+        // A manager that does not listen.
+        drop(std::mem::replace(&mut supervised.theirs, theirs));
+        supervised.apply(published(2, 1, 11, true));
+        supervised.apply((Event::Unlisted(Id { name_id: 1, version: 1 }), Vec::new()));
+        supervised.manager.socket = socket;
+        let note = "0".repeat(RETRY_BYTES as usize);
+        supervised.apply((Event::NotePut { key: "n".into(), note }, Vec::new()));
+        assert_eq!(supervised.stored(), ["segment-11", "journal-2"]);
+        assert_eq!(supervised.entries(), supervised.journal.entries().collect::<Vec<_>>());
+    }
 }

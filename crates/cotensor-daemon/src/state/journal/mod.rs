@@ -11,3 +11,5 @@ mod tests;
 pub(crate) use block::BLOCK_VERSION;
 pub(crate) use event::{Entry, Event, SessionClient};
 pub(crate) use table::{Journal, Segment};
+#[cfg(test)]
+pub(crate) use tests::published;

@@ -14,7 +14,8 @@ fn key() -> String {
     ContentHash::of(b"key").to_string()
 }
 
-fn published(name_id: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<OwnedFd>) {
+/// A publication, with the descriptor of a new segment.
+pub(crate) fn published(name_id: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<OwnedFd>) {
     let spec = Spec {
         name: format!("name {name_id}"),
         dtype: "uint8".to_owned(),
