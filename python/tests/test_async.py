@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
 import signal
 import threading
 from typing import Iterator
@@ -329,6 +331,33 @@ def test_coroutines_need_an_async_provider(daemon):
     ):
         plain.share(coroutine)
     with AsyncSharedTensorProvider(socket=daemon.socket) as here, SharedTensorClient(socket=daemon.socket) as client:
+def test_result_that_arrives_when_a_check_begins_is_returned(daemon, monkeypatch):
+    result = concurrent.futures.Future.result
+
+    def late(self, timeout=None):
+        """Ends without the result, which arrives before the caller's next step."""
+        if timeout is None:
+            return result(self)
+        concurrent.futures.wait([self])
+        raise concurrent.futures.TimeoutError
+
+    with AsyncSharedTensorProvider(socket=daemon.socket, execution_mode="server") as provider:
+
+        @provider.share(name="late.double")
+        async def double(x):
+            return 2 * x
+
+        @provider.share(name="late.fail")
+        async def fail():
+            raise TimeoutError("of the function")
+
+        with SharedTensorClient(socket=daemon.socket) as client, monkeypatch.context() as patched:
+            patched.setattr(concurrent.futures.Future, "result", late)
+            assert client.call_function("late.double", [2]) == 4
+            with pytest.raises(TimeoutError, match="of the function"):
+                client.call_function("late.fail")
+
+
         assert here.share(name="here.coroutine")(coroutine) is coroutine
         assert client.call_function("here.coroutine") == 1
 

@@ -97,16 +97,18 @@ def _run_on(
 
     with running():
         future = asyncio.run_coroutine_threadsafe(run_with_call(), loop)
-        while True:
-            try:
-                return future.result(CANCEL_CHECK_INTERVAL if call is not None else None)
-            except concurrent.futures.CancelledError:
-                raise CancelledError(f"{name} was cancelled") from None
-            except concurrent.futures.TimeoutError:
+        try:
+            while call is not None:
+                # A TimeoutError of the function is raised below.
+                with contextlib.suppress(concurrent.futures.TimeoutError):
+                    return future.result(CANCEL_CHECK_INTERVAL)
                 if future.done():
-                    raise  # raised by the function
-                if call is not None and call.cancelled:
+                    break
+                if call.cancelled:
                     future.cancel()
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise CancelledError(f"{name} was cancelled") from None
 
 
 def async_handler(
