@@ -7,15 +7,17 @@ that opens a handle connects with its own credentials.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from typing import Any, Dict, Optional, Tuple
 
+from ._forks import renewed
 from ._native import Store, Tensor, TensorBuilder
 from .errors import ConflictError, InvalidError, NotFoundError
 
-_lock = threading.Lock()
-#: The connections that open handles of tensors, one for each socket.
+_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
+#: The connections that open handles of tensors, one for each socket. In a forked child they connect again on first use.
 _stores: Dict[str, Store] = {}
 
 #: Offset in bytes, dtype, shape and strides of a view.
@@ -170,12 +172,3 @@ def open_builder(memory: Any, name: str, dtype: str, shape: Tuple[int, ...]) -> 
 def open_client(kind: Any, options: Dict[str, Any]) -> Any:
     """Opens the handle of a client: an unconnected client with the same options."""
     return kind(**options)
-
-
-def _forked() -> None:
-    global _lock
-    # Another thread of the parent may have held the lock. The stores connect again on first use.
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forked)

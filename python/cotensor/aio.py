@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Awaitable, Callable, Dict, Generator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from ._native import ChangeQueue, Channel, ChannelReader, NameChange, Store, Tensor, Watch
+from ._forks import renewed
 from ._waiter import Waiter
 from .errors import ConflictError, InvalidError, NotFoundError, TimedOutError
 
@@ -48,7 +49,8 @@ class AsyncStore:
     def __init__(self, store: Store) -> None:
         #: The store, for methods that do not wait.
         self.store = store
-        self._waiter: "Optional[Waiter[ChangeQueue]]" = None
+        # A forked child does not have the thread of its parent's waits.
+        self._waiter: "Optional[Waiter[ChangeQueue]]" = renewed(self, "_waiter", lambda: None)
         self._closed = False
 
     async def get(self, name: str, *default: Any, holder: Optional[str] = None) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, NamedTuple
 
 from . import _elsewhere, _warnings
 from ._embedder_names import CALL_TEXTS_MAX, OtherNames, Texts, only_given
+from ._forks import renewed
 from ._native import Functions, LocalModels, Store
 from .errors import (
     ConflictError,
@@ -106,7 +107,7 @@ class Embedder(OtherNames):
         self.fallback = fallback
         self.truncate = truncate
         self._is_local = False
-        self._switching = threading.Lock()
+        self._switching = renewed(self, "_switching", threading.Lock)
         try:
             self._daemon: Optional[Store] = connect() if store is None else store
             self.model = _elsewhere.model(self._daemon, self.model)

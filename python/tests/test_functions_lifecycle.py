@@ -177,6 +177,36 @@ print("done")
     assert out == "done\n"
 
 
+def test_lock_of_another_thread_is_free_in_a_forked_child(tmp_path):
+    out = run(
+        """
+import os, signal, socket, sys, threading
+from cotensor.async_client import AsyncSharedTensorClient
+from cotensor.client import SharedTensorClient
+silent = socket.socket(socket.AF_UNIX)
+silent.bind(sys.argv[1])
+silent.listen()
+clients = [kind(socket=sys.argv[1], timeout=None) for kind in (SharedTensorClient, AsyncSharedTensorClient)]
+connections = []
+for client in clients:
+    # The thread has the client's lock until the daemon answers.
+    threading.Thread(target=client.ping, daemon=True).start()
+    connections.append(silent.accept())
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    for client in clients:
+        client.close()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print("the child ends" if status == 0 else f"the child hangs: {status}", flush=True)
+os._exit(0)
+""",
+        str(tmp_path / "silent.sock"),
+    )
+    assert out == "the child ends\n"
+
+
 def test_parents_provider_raises_in_forked_child(daemon):
     out = run(
         """

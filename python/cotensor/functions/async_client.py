@@ -19,11 +19,11 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
-import os
 import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from .. import _checks, _native
+from .._forks import renewed
 from .._waiter import Waiter
 from ..errors import ConflictError, NoDaemonError, NotFoundError, TimedOutError
 from .client import SharedTensorClient
@@ -47,18 +47,10 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
     def __init__(self, server_port: Optional[int] = None, timeout: Optional[float] = 30, **options: Any) -> None:
         super().__init__(server_port, timeout, **options)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._process = os.getpid()
-        self._waiters: Dict[int, Waiter[_native.CompletionQueue]] = {}
-        self._waiters_lock = threading.Lock()
-        self._senders: Optional[concurrent.futures.ThreadPoolExecutor] = None
-
-    def _reset_after_fork(self) -> None:
         # A forked child has none of its parent's threads.
-        if self._process != os.getpid():
-            self._reset()
+        self._waiters: Dict[int, Waiter[_native.CompletionQueue]] = renewed(self, "_waiters", dict)
+        self._waiters_lock = renewed(self, "_waiters_lock", threading.Lock)
+        self._senders: Optional[concurrent.futures.ThreadPoolExecutor] = renewed(self, "_senders", lambda: None)
 
     # -- asyncio -----------------------------------------
 
@@ -103,7 +95,6 @@ class AsyncSharedTensorClient(SharedTensorClient):
             raise
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
-        self._reset_after_fork()
         with self._waiters_lock:
             if self._closed:
                 raise ConflictError("this client is closed")
@@ -206,16 +197,17 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
     def close(self) -> None:
         """As :meth:`SharedTensorClient.close <cotensor.client.SharedTensorClient.close>`. Waiting calls fail."""
-        super().close()
-        self._reset_after_fork()
-        with self._waiters_lock:
-            senders, self._senders = self._senders, None
-            waiters = list(self._waiters.values())
-            self._waiters.clear()
-        for waiter in waiters:
-            waiter.fail(ConflictError("this client is closed"))
-        if senders is not None:
-            senders.shutdown(wait=False)
+        try:
+            super().close()
+        finally:
+            with self._waiters_lock:
+                senders, self._senders = self._senders, None
+                waiters = list(self._waiters.values())
+                self._waiters.clear()
+            for waiter in waiters:
+                waiter.fail(ConflictError("this client is closed"))
+            if senders is not None:
+                senders.shutdown(wait=False)
 
     async def __aenter__(self) -> "AsyncSharedTensorClient":
         return self

@@ -20,6 +20,7 @@ import os
 import threading
 from typing import Any, Callable, Optional
 
+from .._forks import renewed
 from ..errors import ConflictError, InvalidError
 from . import handlers
 from .provider import SharedTensorProvider
@@ -49,7 +50,7 @@ class AsyncSharedTensorProvider(SharedTensorProvider):
             raise InvalidError(f"loop: pass an event loop, not {type(loop).__name__}", field="loop")
         self._loop = loop
         self._loop_given = loop is not None
-        self._loop_lock = threading.Lock()
+        self._loop_lock = renewed(self, "_loop_lock", threading.Lock)
         self._loop_process = os.getpid()
 
     def _handler(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
 
 from .. import _checks, _native
+from .._forks import renewed
 from .._handles import open_client
 from .._native import Store
 from ..errors import ConflictError, CotensorError, NoDaemonError, NotFoundError
@@ -77,7 +78,7 @@ class SharedTensorClient(Tasks):
             "tensors": _checks.one_of(tensors, "tensors", _checks.TENSORS),
             "allow_pickle": _checks.truth(allow_pickle, "allow_pickle"),
         }
-        self._lock = threading.Lock()
+        self._lock = renewed(self, "_lock", threading.Lock)
         self._store: Optional[Store] = None
         self._native: Optional[_native.Functions] = None
         self._closed = False

@@ -10,11 +10,13 @@ import atexit
 import ctypes
 import os
 import threading
+import sys
 import weakref
 from typing import Any, Dict, Iterator, Protocol
 
 from .. import _native
 from ..errors import CancelledError
+from .._forks import renewed
 
 
 class _Closable(Protocol):
@@ -31,7 +33,7 @@ INTERRUPT_TIMEOUT = 1.0
 _open: Dict[int, "weakref.ref[Any]"] = {}
 _process = os.getpid()
 _running: Dict[int, int] = {}
-_lock = threading.Lock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def opened(thing: _Closable) -> None:
@@ -88,9 +90,8 @@ def _close_all() -> None:
 
 
 def _forked() -> None:
-    global _process, _lock
+    global _process
     _process = os.getpid()
-    _lock = threading.Lock()
     _open.clear()
     _running.clear()
     _native.reset_functions()

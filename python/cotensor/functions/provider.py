@@ -28,6 +28,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional, TypeVar, Union, overload
 
 from .. import _checks
+from .._forks import renewed
 from .._native import Provider, Store
 from ..errors import ConflictError, InvalidError, NotFoundError
 from . import discovery, handlers, lifecycle, server_context
@@ -147,7 +148,7 @@ class SharedTensorProvider:
             "allow_pickle": _checks.truth(allow_pickle, "allow_pickle"),
         }
         self._registered_functions: Dict[str, Shared] = {}
-        self._lock = threading.RLock()
+        self._lock = renewed(self, "_lock", threading.RLock)
         self._store: Optional[Store] = None
         self._provider: Optional[Provider] = None
         self._client: Optional["SharedTensorClient"] = None

@@ -25,6 +25,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .. import __version__, _checks, _native
 from .._native import Provider, Store
+from .._forks import renewed
 from ..errors import ConflictError, CotensorError, InvalidError, NoDaemonError, NotFoundError
 from . import discovery, lifecycle
 from .discovery import Socket
@@ -105,7 +106,7 @@ class SharedTensorServer:
             tensors=tensors,
         )
         self.provider._caching = enable_cache
-        self._lock = threading.RLock()
+        self._lock = renewed(self, "_lock", threading.RLock)
         self._store: Optional[Store] = None
         self._marker: Optional[Provider] = None
         self._loaded: List[SharedTensorProvider] = []

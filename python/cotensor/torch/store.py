@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
 from .. import _checks, _elsewhere, connect
+from .._forks import renewed
 from .._native import Store, Tensor, Ticket, content_hash
 from ..errors import ConflictError, InvalidError
 
-_lock = threading.Lock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 _default: Optional[Store] = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import sys
 import threading
 import warnings
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Union
@@ -13,6 +13,7 @@ import torch
 from torch.export import Dim
 from torch.export.graph_signature import InputKind
 
+from ..._forks import renewed
 from ..._native import content_hash
 from .compare import difference
 from .environment import random_numbers_restored
@@ -24,7 +25,7 @@ from .tree import NotShared, describe, restore
 
 _logger = logging.getLogger("cotensor.torch")
 #: Serializes captures, because torch.export changes state of the process, such as the switch of mkldnn.
-_exporting = threading.RLock()
+_exporting = renewed(sys.modules[__name__], "_exporting", threading.RLock)
 #: The number of captures that were started, by all threads and by this one.
 _started = 0
 _own = threading.local()
@@ -246,12 +247,3 @@ def _compare_elsewhere(made: Capture, snapshot: Snapshot, arguments: Any, tensor
     except Exception as error:
         raise NotShared(f"the module fails at another shape: {type(error).__name__}") from error
     elsewhere.compare(made)
-
-
-def _forked() -> None:
-    # Another thread of the parent may have held the lock.
-    global _exporting
-    _exporting = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forked)

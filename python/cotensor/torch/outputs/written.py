@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import Any, List, Optional, Sequence
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..._forks import renewed
 
 
 class Watch:
@@ -36,7 +39,7 @@ class Watch:
         self._is_stepped |= any(id(weight) in self._ids and weight.grad is not None for weight in weights)
 
 
-_lock = threading.Lock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 _hook: Any = None
 

@@ -13,12 +13,13 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
+from ..._forks import renewed
 from ...errors import UnsupportedError
 from ..modes import NoInitialization
 from .publication import attach_model, find_weights, publish_model, share_loaded, take_turn
 from .session import Weights, current_loading, one_model
 
-_patch_lock = threading.Lock()
+_patch_lock = renewed(sys.modules[__name__], "_patch_lock", threading.Lock)
 _patched = 0
 _originals: List[Tuple[Any, str, Any]] = []
 

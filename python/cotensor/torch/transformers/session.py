@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from typing import Iterator, List, Optional, Tuple
 
 import torch
 
+from ..._forks import renewed
 from ..._native import Store
 from ..progress import Progress
 from .origin import Origin
@@ -62,7 +64,7 @@ _sessions: "contextvars.ContextVar[Tuple[Session, ...]]" = contextvars.ContextVa
 #: The model under construction in this task or thread.
 _loading: "contextvars.ContextVar[Optional[Loading]]" = contextvars.ContextVar("loading", default=None)
 #: Serializes the construction of models, because transformers replaces methods of all threads meanwhile.
-_making = threading.RLock()
+_making = renewed(sys.modules[__name__], "_making", threading.RLock)
 
 
 def open_session(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import weakref
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any, Mapping, Optional, Tuple
 import torch
 
 from ... import _checks
+from ..._forks import renewed
 from ..._native import Store, Tensor
 from ...errors import CotensorError, InvalidError
 from ..modes import default_modes
@@ -59,7 +61,7 @@ class _State:
         return None if self.gate_of_hooks is None else self.gate_of_hooks()
 
 
-_lock = threading.RLock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.RLock)
 _states: "weakref.WeakKeyDictionary[torch.nn.Module, _State]" = weakref.WeakKeyDictionary()
 
 
