@@ -343,6 +343,29 @@ print("done")
     assert out == "done\n"
 
 
+def test_client_that_fails_to_close_keeps_no_other_open(daemon):
+    out = run(
+        """
+import sys
+from cotensor.client import SharedTensorClient
+class Closing(SharedTensorClient):
+    def close(self):
+        super().close()
+        print("closed")
+class Failing(SharedTensorClient):
+    def ending(self):
+        raise LookupError("ending")
+    def close(self):
+        super().close()
+        raise OSError("closing")
+clients = [kind(socket=sys.argv[1]) for kind in (Closing, Failing, Closing)]
+assert all(client.ping() for client in clients)
+""",
+        str(daemon.socket),
+    )
+    assert out == "closed\nclosed\n"
+
+
 # -- daemons that end --------------------------------------------------
 
 

@@ -230,9 +230,9 @@ class SharedTensorClient(Tasks):
         with self._lock:
             store, self._store, self._native = self._store, None, None
             self._closed = True
+        lifecycle.closed(self)
         if store is not None and store is not self._given:
             store.close()
-        lifecycle.closed(self)
 
     def ending(self) -> None:
         """Does nothing: an open client needs no warning."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import os
-import threading
 import sys
+import threading
 import weakref
 from typing import Any, Dict, Iterator, Protocol
 
 from .. import _native
-from ..errors import CancelledError
 from .._forks import renewed
+from ..errors import CancelledError
+
+log = logging.getLogger("cotensor")
 
 
 class _Closable(Protocol):
@@ -78,8 +81,14 @@ def _close_all() -> None:
     if os.getpid() != _process:
         return
     for thing in opened_by_now():
-        thing.ending()
-        thing.close()
+        try:
+            try:
+                thing.ending()
+            finally:
+                thing.close()
+        except Exception:
+            # The others are closed, too.
+            log.warning("a %s was not closed at the end of the program", type(thing).__name__, exc_info=True)
     _open.clear()
     if _native.stop_functions(FINISH_TIMEOUT):
         return

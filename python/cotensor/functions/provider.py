@@ -354,13 +354,15 @@ class SharedTensorProvider:
         with self._lock:
             provider, client = self._provider, self._client
             store, self._client = self._store, None
-        if provider is not None:
-            provider.close()
-        if client is not None:
-            client.close()
-        if store is not None and store is not self._given:
-            store.close()
         lifecycle.closed(self)
+        # In reverse order. One that fails keeps none of the others open.
+        with contextlib.ExitStack() as closing:
+            if store is not None and store is not self._given:
+                closing.callback(store.close)
+            if client is not None:
+                closing.callback(client.close)
+            if provider is not None:
+                closing.callback(provider.close)
 
     def remove(self, name: str) -> None:
         """Withdraws one function. Running calls continue."""

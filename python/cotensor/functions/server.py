@@ -11,6 +11,7 @@ SIGTERM.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import ipaddress
@@ -24,8 +25,8 @@ from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .. import __version__, _checks, _native
-from .._native import Provider, Store
 from .._forks import renewed
+from .._native import Provider, Store
 from ..errors import ConflictError, CotensorError, InvalidError, NoDaemonError, NotFoundError
 from . import discovery, lifecycle
 from .discovery import Socket
@@ -250,13 +251,15 @@ class SharedTensorServer:
             marker, self._marker = self._marker, None
             self._stopped = self._stopped or store is not None
             self._http = None
-        for provider in (*reversed(self._loaded), self.provider):
-            provider.close()
-        if marker is not None:
-            marker.close()
-        if store is not None:
-            store.close()
         lifecycle.closed(self)
+        # In reverse order. One that fails keeps none of the others open.
+        with contextlib.ExitStack() as closing:
+            if store is not None:
+                closing.callback(store.close)
+            if marker is not None:
+                closing.callback(marker.close)
+            for provider in (self.provider, *self._loaded):
+                closing.callback(provider.close)
 
     close = stop
 
