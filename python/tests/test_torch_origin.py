@@ -189,6 +189,23 @@ def test_files_are_identified_by_content(store: Any, tmp_path: Path) -> None:
     assert ct.attachment(again).name == "m" and equal(again, first)
 
 
+def test_buffers_of_a_model_are_those_of_its_own_configuration(store: Any, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 9}
+    transformers.LlamaModel(transformers.LlamaConfig(**sizes, pad_token_id=0)).save_pretrained(tmp_path)
+    configurations = [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}]
+    frequencies = []
+    for changed in configurations:
+        plain = transformers.LlamaModel.from_pretrained(tmp_path, **changed)
+        with ct.shared_weights("m", store):
+            shared = transformers.LlamaModel.from_pretrained(tmp_path, **changed)
+        assert ct.attachment(shared).name == "m" and ct.attachment(shared).version == 1
+        assert equal(shared, plain)
+        computed = dict(plain.named_buffers())
+        assert computed and all(torch.equal(buffer, computed[name]) for name, buffer in shared.named_buffers())
+        frequencies.append(computed["rotary_emb.inv_freq"])
+    assert not torch.equal(*frequencies)
+
+
 def test_published_weights_are_taken_by_force_only(store: Any, tmp_path: Path) -> None:
     made(1).save_pretrained(tmp_path)
     trained = made(2)

@@ -129,6 +129,7 @@ def _load(original: Any) -> Any:
         elsewhere = [str(device) for device in devices.values() if str(device) not in ("cpu", "meta")]
         if elsewhere:
             raise UnsupportedError(f"device_map has {elsewhere[0]}, and shared weights are on the host", field="device_map")
+        loading.computes_buffers = True
         if checkpoint_files:
             loading.origin = loading.origin.of_files(checkpoint_files, model)
         loading.weights = find_weights(loading, model, same_dtype=_is_same_dtype(load_config))

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from contextlib import ExitStack
-from typing import Iterator, Optional
+from typing import Any, Dict, Iterator, Optional
 
 import torch
 
 from ... import _elsewhere
 from ..._native import content_hash
 from ...errors import ConflictError, CotensorError, InvalidError, NotFoundError, UnsupportedError
+from ..modes import default_modes
 from ..store import claimed
 from ..weights.assign import Naming, plan
-from ..weights.collect import places
-from ..weights.manifest import read_manifest
-from ..weights.models import attach, publish
+from ..weights.collect import named_tensors, places
+from ..weights.manifest import NON_PERSISTENT, read_manifest
+from ..weights.models import attach_names, publish
 from .origin import state_after
 from .session import Loading, Session, Weights
 
@@ -76,7 +77,7 @@ class OtherModelError(Exception):
 
 
 def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: bool) -> Weights:
-    """The weights with the prefix of the model's names in them. Raises :class:`OtherModelError` if the model does not fit."""
+    """The weights with the model's names for them. Raises :class:`OtherModelError` if the model does not fit."""
     name = weights.name
     with loading.session.store.get(name) as whole:
         manifest = read_manifest(whole)[0]
@@ -94,14 +95,15 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
         prefixes.append(f"{base}.")
     first: Optional[CotensorError] = None
     for prefix in prefixes:
+        names = Naming(prefix, computes_buffers=loading.computes_buffers)
         try:
             # A part of the published model needs only some of its tensors.
-            planned = plan(model, manifest, name, strict=True, same_dtype=same_dtype, names=Naming(prefix))
+            planned = plan(model, manifest, name, strict=True, same_dtype=same_dtype, names=names)
         except CotensorError as error:
             first = first or error
             continue
         if planned.targets:
-            return dataclasses.replace(weights, prefix=prefix, generator=generator)
+            return dataclasses.replace(weights, names=names, generator=generator)
     raise OtherModelError(first or InvalidError(f"{name} has no tensor of this model", field=name), False)
 
 
@@ -128,14 +130,10 @@ def attach_model(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
     """Attaches the published weights. Raises for tensors that they do not include."""
     session, weights = loading.session, loading.weights
     assert weights is not None
-    attach(
-        model,
-        weights.name,
-        session.store,
-        requires_grad=session.requires_grad,
-        same_dtype=same_dtype,
-        prefix=weights.prefix,
-    )
+    options: Dict[str, Any] = {"requires_grad": session.requires_grad, "same_dtype": same_dtype}
+    attach_names(model, weights.name, session.store, weights.names, **options)
+    if weights.names.computes_buffers:
+        compute_buffers(model)
     left = [name for name, _, tensor in places(model) if tensor.is_meta]
     if left:
         raise InvalidError(f"{left[0]}: on the meta device and not published", field=left[0])
@@ -149,6 +147,20 @@ def attach_model(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
     if weights.generator is not None:
         torch.set_rng_state(weights.generator)
     mark_done(loading)
+
+
+def compute_buffers(model: Any) -> None:
+    """Computes the non-persistent buffers of a model on the meta device, as transformers does after it has loaded the weights.
+
+    They depend on the configuration, which can differ from that of the published model of the same files.
+    """
+    with default_modes():
+        for _, kind, tensor, owner, leaf in named_tensors(model):
+            if kind != NON_PERSISTENT:
+                tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+            elif tensor.is_meta:
+                setattr(owner, leaf, torch.empty_like(tensor, device="cpu"))
+        model.initialize_weights()
 
 
 def mark_done(loading: Loading) -> None:
@@ -173,5 +185,3 @@ def share_loaded(loading: Loading, model: torch.nn.Module) -> None:
         attach_model(loading, model, same_dtype=True)
     else:
         publish_model(loading, model, is_random=False)
-
-

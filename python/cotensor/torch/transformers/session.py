@@ -14,6 +14,7 @@ import torch
 from ..._forks import renewed
 from ..._native import Store
 from ..progress import Progress
+from ..weights.assign import Naming
 from .origin import Origin
 
 
@@ -42,6 +43,8 @@ class Loading:
     origin: Origin = dataclasses.field(default_factory=lambda: Origin("a state dict"))
     #: The published name of its weights, once it is known.
     weights: Optional["Weights"] = None
+    #: Whether transformers computes the non-persistent buffers of the loaded model, from its own configuration.
+    computes_buffers: bool = False
     #: The lock of the process that loads the weights while others wait.
     turn: ExitStack = dataclasses.field(default_factory=ExitStack)
     #: Whether the model has its weights. Later loads into it, such as adapters, are not shared.
@@ -54,7 +57,8 @@ class Weights:
 
     name: str
     is_published: bool
-    prefix: str = ""
+    #: The model's names for the published ones.
+    names: Naming = Naming()
     #: The generator's state after the model was made, if some weights are random.
     generator: Optional[torch.Tensor] = None
 

@@ -30,6 +30,8 @@ class Naming(NamedTuple):
     prefix: str = ""
     #: Regular expressions and their replacements, applied in turn to the name after the prefix.
     replaced: Tuple[Tuple["re.Pattern[str]", str], ...] = ()
+    #: Whether the module computes its non-persistent buffers. Published ones are not assigned.
+    computes_buffers: bool = False
 
     def own(self, published: str) -> Optional[str]:
         """The module's name for a published name; ``None`` without the prefix."""
@@ -66,7 +68,7 @@ def renamed(manifest: Manifest, names: Naming) -> List[TensorEntry]:
 
     Raises :class:`InvalidError` if two tensors get one name.
     """
-    if names == Naming():
+    if not names.prefix and not names.replaced:
         return manifest.tensors
     entries = []
     published: Dict[str, str] = {}
@@ -109,6 +111,8 @@ def plan(
                 if kind != NON_PERSISTENT:
                     made.unexpected.append(name)
                 continue
+            if names.computes_buffers and known[1] == NON_PERSISTENT:
+                continue
             if kind != TENSOR and (kind == PARAMETER) != (known[1] == PARAMETER):
                 raise InvalidError(f"{name}: a {known[1]} in the module, published as a {kind}", field=name)
             found.setdefault(id(known[2]), name)
@@ -126,7 +130,7 @@ def plan(
             continue
         if kind != NON_PERSISTENT:
             made.missing.append(name)
-        elif tensor.is_meta:
+        elif tensor.is_meta and not names.computes_buffers:
             raise InvalidError(f"{name}: a buffer on the meta device that was not published", field=name)
     if strict and (made.missing or made.unexpected):
         parts = [_listed("not published", made.missing), _listed("not in the module", made.unexpected)]

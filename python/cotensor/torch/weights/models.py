@@ -157,8 +157,21 @@ def attach(
     store = resolve(store)
     whole = leased(store, name, version)
     state = _State(_attachment(whole), store, strict, requires_grad, same_dtype, names)
+    return _attach_first(module, whole, state, follow)
+
+
+def attach_names(
+    module: torch.nn.Module, name: str, store: Store, names: Naming, *, requires_grad: Optional[bool], same_dtype: bool
+) -> Attachment:
+    """As :func:`attach`, for names that were planned before."""
+    whole = leased(store, name, None)
+    state = _State(_attachment(whole), store, True, requires_grad, same_dtype, names)
+    return _attach_first(module, whole, state, False)
+
+
+def _attach_first(module: torch.nn.Module, whole: Tensor, state: _State, follow: bool) -> Attachment:
     done = _attach(module, whole, state, follow=follow)
-    logger.info("attached %s version %d, %d bytes", name, done.version, done.nbytes)
+    logger.info("attached %s version %d, %d bytes", done.name, done.version, done.nbytes)
     return done
 
 
