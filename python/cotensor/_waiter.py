@@ -35,7 +35,7 @@ class Waiter(Generic[_Queue]):
     """Completes futures with the outcomes of a queue. Its thread runs only while a future waits."""
 
     def __init__(self, queue: _Queue) -> None:
-        self._queue = queue
+        self.queue = queue
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: Dict[int, _Waiting] = {}
@@ -54,7 +54,7 @@ class Waiter(Generic[_Queue]):
             self._waiting[number] = (loop, future)
             self._started[future] = number
         try:
-            send(self._queue, number)
+            send(self.queue, number)
         except BaseException:
             with self._lock:
                 self._taken(number)
@@ -68,7 +68,7 @@ class Waiter(Generic[_Queue]):
                 self._thread = threading.Thread(target=self._run, name="cotensor-waiter", daemon=True)
                 self._thread.start()
         if is_cancelled:
-            self._queue.remove(number)
+            self.queue.remove(number)
 
     def cancel(self, future: "asyncio.Future[Any]") -> None:
         """Ends the wait of a cancelled future. Thread-safe."""
@@ -77,7 +77,7 @@ class Waiter(Generic[_Queue]):
             if number is not None:
                 self._taken(number)
         if number is not None:
-            self._queue.remove(number)
+            self.queue.remove(number)
 
     def _taken(self, number: int) -> "_Waiting | None":
         """Removes a wait. Locked by the caller."""
@@ -108,7 +108,7 @@ class Waiter(Generic[_Queue]):
 
     def _wait_for_all(self) -> None:
         while True:
-            done = self._queue.wait(WAIT_TIMEOUT)
+            done = self.queue.wait(WAIT_TIMEOUT)
             outcomes = []
             with self._lock:
                 for number, value, failed in done:

@@ -93,5 +93,5 @@ async def current_name():
 
 async def wait_until_sent(client, count):
     """Waits until the client has sent `count` calls and waits to providers."""
-    while sum(waiter._queue.count for waiter in client._waiters.values()) < count:
+    while sum(waiter.queue.count for waiter in client._waiters.values()) < count:
         await asyncio.sleep(0.001)

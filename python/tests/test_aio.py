@@ -81,7 +81,7 @@ def test_waits_time_out_and_are_cancelled(opened: Any) -> None:
                     await store.wait("never", timeout=timeout)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(store.wait("never"), 0.05)
-            queue = store._waiter._queue
+            queue = store._waiter.queue
             assert queue.count == 0, "a cancelled wait is removed"
             with pytest.raises(cotensor.InvalidError, match="timeout"):
                 await store.wait("never", timeout="soon")

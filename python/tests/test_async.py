@@ -269,6 +269,23 @@ provider.serve()
     asyncio.run(main())
 
 
+def test_ended_providers_keep_no_connection(daemon):
+    async def main():
+        async with AsyncSharedTensorClient(socket=daemon.socket, wait=60) as client:
+            counts = []
+            for _ in range(4):
+                with providing(daemon.socket, "@provider.share(name='ending.sleep')\ndef wait():\n    time.sleep(600)") as ending:
+                    waiting = asyncio.ensure_future(client.call_function("ending.sleep"))
+                    await wait_until_sent(client, 1)
+                    counts.append(len(os.listdir("/proc/self/fd")))
+                    ending.end()
+                    with pytest.raises(IoError):
+                        await waiting
+            assert counts[3] == counts[2] == counts[1]
+
+    asyncio.run(main())
+
+
 # -- async functions ---------------------------------------------------
 
 
@@ -312,25 +329,6 @@ def test_waiting_call_fails_when_its_client_is_closed(daemon, provider):
     asyncio.run(main())
 
 
-def test_wrong_options_of_async_providers_are_named():
-    for options, field in (({"workers": 0}, "workers"), ({"workers": 10**9}, "workers"), ({"loop": 5}, "loop")):
-        with pytest.raises(InvalidError) as raised:
-            AsyncSharedTensorProvider(**options)
-        assert raised.value.field == field
-
-
-def test_coroutines_need_an_async_provider(daemon):
-    from cotensor.provider import SharedTensorProvider
-
-    async def coroutine():
-        return 1
-
-    with (
-        SharedTensorProvider(socket=daemon.socket) as plain,
-        pytest.raises(InvalidError, match="AsyncSharedTensorProvider"),
-    ):
-        plain.share(coroutine)
-    with AsyncSharedTensorProvider(socket=daemon.socket) as here, SharedTensorClient(socket=daemon.socket) as client:
 def test_result_that_arrives_when_a_check_begins_is_returned(daemon, monkeypatch):
     result = concurrent.futures.Future.result
 
@@ -358,6 +356,25 @@ def test_result_that_arrives_when_a_check_begins_is_returned(daemon, monkeypatch
                 client.call_function("late.fail")
 
 
+def test_wrong_options_of_async_providers_are_named():
+    for options, field in (({"workers": 0}, "workers"), ({"workers": 10**9}, "workers"), ({"loop": 5}, "loop")):
+        with pytest.raises(InvalidError) as raised:
+            AsyncSharedTensorProvider(**options)
+        assert raised.value.field == field
+
+
+def test_coroutines_need_an_async_provider(daemon):
+    from cotensor.provider import SharedTensorProvider
+
+    async def coroutine():
+        return 1
+
+    with (
+        SharedTensorProvider(socket=daemon.socket) as plain,
+        pytest.raises(InvalidError, match="AsyncSharedTensorProvider"),
+    ):
+        plain.share(coroutine)
+    with AsyncSharedTensorProvider(socket=daemon.socket) as here, SharedTensorClient(socket=daemon.socket) as client:
         assert here.share(name="here.coroutine")(coroutine) is coroutine
         assert client.call_function("here.coroutine") == 1
 

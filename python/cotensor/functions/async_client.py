@@ -58,6 +58,10 @@ class AsyncSharedTensorClient(SharedTensorClient):
         with self._waiters_lock:
             found = self._waiters.get(queue.epoch)
             if found is None:
+                # Those of providers that have ended keep a connection and its memory.
+                for epoch, other in list(self._waiters.items()):
+                    if other.queue.closed and not other.queue.count:
+                        del self._waiters[epoch]
                 found = self._waiters[queue.epoch] = Waiter(queue)
             return found
 

@@ -44,6 +44,12 @@ impl CompletionQueue {
         self.queue.count()
     }
 
+    /// Whether the provider has ended. Every later call fails.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.queue.is_closed()
+    }
+
     /// Calls a function without waiting.
     #[pyo3(signature = (number, name, args=None, kwargs=None, *, timeout=None))]
     fn call(

@@ -104,7 +104,8 @@ impl CompletionQueue {
         lock(&self.pending).entries.len()
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    /// Whether the provider has ended.
+    pub fn is_closed(&self) -> bool {
         self.connection.is_closed()
     }
 
