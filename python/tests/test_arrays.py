@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from typing import Any, Callable, Iterator
@@ -275,6 +276,33 @@ def test_invalid_input_is_refused(store: cotensor.Store, case: str) -> None:
         assert type(raised.value) is error
     if case in ("objects", "big endian", "masked", "no array"):
         assert raised.value.field == "array"
+
+
+def test_block_of_a_builder_publishes_or_raises(store: cotensor.Store) -> None:
+    values = np.ones(8 << 20, np.uint8)
+    for _ in range(10):
+        builder = store.empty("written", values.shape, values.dtype)
+
+        def write(builder: cotensor.TensorBuilder = builder) -> None:
+            with contextlib.suppress(cotensor.ConflictError):  # after it was published
+                while True:
+                    builder.write(values)
+
+        thread = threading.Thread(target=write)
+        try:
+            with builder:
+                thread.start()
+                with pytest.raises(cotensor.ConflictError, match="another thread writes it"):
+                    while True:
+                        builder.record_copy(0)
+        except cotensor.ConflictError as error:
+            assert "another thread writes it" in str(error)
+        else:
+            assert builder.published
+        while not builder.published:
+            with contextlib.suppress(cotensor.ConflictError):
+                builder.publish()
+        thread.join()
 
 
 def test_discarded_builder_publishes_nothing(store: cotensor.Store) -> None:

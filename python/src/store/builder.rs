@@ -261,10 +261,17 @@ impl TensorBuilder {
         _value: Option<&Bound<'_, PyAny>>,
         _trace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if !matches!(*self.state(), BuilderState::Open(_)) {
-            return Ok(());
+        let is_writing = match *self.state() {
+            BuilderState::Open(_) => false,
+            BuilderState::Writing(_) => true,
+            _ => return Ok(()),
+        };
+        match kind {
+            None => self.publish(py).map(drop),
+            // The exception of the block is raised. The memory ends with the builder.
+            Some(_) if is_writing => Ok(()),
+            Some(_) => self.discard(py),
         }
-        if kind.is_none() { self.publish(py).map(drop) } else { self.discard(py) }
     }
 
     #[getter]
