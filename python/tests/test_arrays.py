@@ -433,3 +433,14 @@ def test_allocation_beyond_the_machine_is_refused(store: Any) -> None:
             store.empty("too large", (elements,), "float32")
         assert isinstance(error.value, (cotensor.OverBudgetError, cotensor.InvalidError)), error.value
     assert store.get_stats()["memory_usage_bytes"] < 1 << 30
+
+
+def test_values_that_are_not_arrays_are_no_target_of_a_copy(store: cotensor.Store) -> None:
+    several, one = store.put("several", [1, 2]), store.put("one", 1)
+    for tensor, target in [(several, [0, 0]), (several, (0, 0)), (one, 0), (one, np.int64(0))]:
+        with pytest.raises(cotensor.InvalidError, match="cannot be written") as raised:
+            tensor.copy_to(target)
+        assert raised.value.field == "array"
+    target = np.zeros((), np.int64)
+    one.copy_to(target)
+    assert target == 1

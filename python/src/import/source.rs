@@ -29,7 +29,7 @@ pub(crate) struct SourceArray {
     strides: Vec<isize>,
     /// Whether this is a copy of an array in device memory.
     from_device: bool,
-    /// Whether the array does not allow writes, or this is a copy of it.
+    /// Whether the array does not allow writes, or this is a copy of it, as of a list.
     pub(crate) read_only: bool,
     _keep: KeepAlive,
 }
@@ -66,7 +66,7 @@ impl SourceArray {
         if plain {
             let made = Numpy::import(py)?.asarray.bind(py).call1((array,))?;
             if let Some(found) = Self::of_numpy(&made, place)? {
-                return Ok(found);
+                return Ok(Self { read_only: true, ..found });
             }
         }
         let name = array.get_type().fully_qualified_name()?.to_string();
@@ -82,7 +82,7 @@ impl SourceArray {
     /// Like [`of`](Self::of). With `from_device`, an array in device memory is copied to the host first.
     pub(crate) fn of_any_device(array: &Bound<'_, PyAny>, from_device: bool, place: &dyn Display) -> PyResult<Self> {
         match if from_device { host_copy(array)? } else { None } {
-            Some(copy) => Ok(Self { from_device, ..Self::of(&copy, place)? }),
+            Some(copy) => Ok(Self { from_device, read_only: true, ..Self::of(&copy, place)? }),
             None => Self::of(array, place),
         }
     }
@@ -91,11 +91,8 @@ impl SourceArray {
     fn of_numpy(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Option<Self>> {
         let py = array.py();
         let Some(numpy) = Numpy::imported(py)? else { return Ok(None) };
-        let array = if array.is_instance(numpy.generic.bind(py))? {
-            numpy.asarray.bind(py).call1((array,))?
-        } else {
-            array.clone()
-        };
+        let is_scalar = array.is_instance(numpy.generic.bind(py))?;
+        let array = if is_scalar { numpy.asarray.bind(py).call1((array,))? } else { array.clone() };
         if !array.is_instance(numpy.ndarray.bind(py))? {
             return Ok(None);
         }
@@ -111,6 +108,7 @@ impl SourceArray {
         let (address, read_only): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
         let shape: Vec<usize> = field("shape")?.ok_or_else(missing)?.extract()?;
         let strides: Vec<isize> = array.getattr("strides")?.extract()?;
+        let read_only = read_only || is_scalar;
         let _keep = KeepAlive::Object(array.unbind());
         Ok(Some(Self { address, dtype, shape, strides, from_device: false, read_only, _keep }))
     }
