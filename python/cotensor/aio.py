@@ -15,13 +15,14 @@ Short calls run in asyncio's threads. All waits of a store together have one thr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from types import TracebackType
 from typing import Any, Awaitable, Callable, Dict, Generator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
-from ._native import ChangeQueue, Channel, ChannelReader, NameChange, Store, Tensor, Watch
 from ._forks import renewed
+from ._native import ChangeQueue, Channel, ChannelReader, NameChange, Store, Tensor, Watch
 from ._waiter import Waiter
 from .errors import ConflictError, InvalidError, NotFoundError, TimedOutError
 
@@ -195,13 +196,20 @@ class AsyncWatch:
         while True:
             if watch.closed:
                 raise ConflictError("this watch is closed")
-            change = await _run(watch._take) if self._leases else watch._take()
+            change = await self._take(watch)
             if change is not None:
                 return change
             if deadline is not None and left == 0.0:
                 raise TimedOutError("no watched name changed in time")
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             await self._store._changed(watch, left)
+
+    async def _take(self, watch: Watch) -> Optional[NameChange]:
+        if not self._leases:
+            # The thread of the waits may still apply an answer to a cancelled `get`. That can be a call of the daemon.
+            with contextlib.suppress(ConflictError):
+                return watch._take(wait=False)
+        return await _run(watch._take, wait=True)
 
     @property
     def dropped(self) -> int:

@@ -124,6 +124,42 @@ def test_watch_reports_versions_and_removals(opened: Any) -> None:
     asyncio.run(program())
 
 
+def test_watch_is_read_while_a_thread_has_its_lock(opened: Any) -> None:
+    """The thread of the waits has the lock while it applies an answer to a cancelled wait. Here, a thread that reads has it."""
+
+    def read(watch: cotensor.Watch) -> cotensor.NameChange:
+        while True:
+            try:
+                return watch.get(60)
+            except cotensor.ConflictError:
+                pass  # the test looks whether this thread reads
+
+    def is_read(watch: cotensor.Watch) -> bool:
+        try:
+            watch.get(0)
+        except cotensor.ConflictError:
+            return True
+        except TimeoutError:
+            return False
+        raise AssertionError("nothing has changed")
+
+    async def program() -> None:
+        async with await opened() as store, store.watch("busy.") as changes:
+            watch = changes._watch
+            reading = asyncio.ensure_future(asyncio.to_thread(read, watch))
+            while not is_read(watch):
+                await asyncio.sleep(0.001)
+            waiting = asyncio.ensure_future(changes.get(60))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            for name, reader in (("busy.1", reading), ("busy.2", waiting)):
+                await store.put(name, [1])
+                assert (await reader).name == name
+                await store.remove(name)
+
+    asyncio.run(program())
+
+
 def test_waits_go_on_with_the_next_server() -> None:
     async def program(daemon: Daemon) -> None:
         async with cotensor.connect_async(daemon.socket) as store, cotensor.connect_async(daemon.socket) as writer:

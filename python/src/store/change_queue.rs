@@ -3,13 +3,14 @@
 use super::backend::Backend;
 use super::store::Store;
 use super::watch::{Watch, WatchInner};
+use super::watch_state::Watched as Watching;
 use crate::errors::raise;
 use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use cotensor::{Error, LocalStore};
 use cotensor_client::Watched;
 use cotensor_core::sync::{lock, wait_timeout};
-use cotensor_store::{ChangesFuture, NameChanges};
+use cotensor_store::{ChangePosition, ChangesFuture, NameChanges};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::future::Future;
@@ -22,8 +23,8 @@ use std::time::{Duration, Instant};
 #[pyclass(frozen, module = "cotensor")]
 pub(crate) struct ChangeQueue {
     waits: ProcessLocal<Waits>,
-    /// The watches that wait.
-    watches: Mutex<HashMap<u64, Arc<WatchInner>>>,
+    /// The watches that wait, and the position that each waits from.
+    watches: Mutex<HashMap<u64, (Arc<WatchInner>, ChangePosition)>>,
 }
 
 enum Waits {
@@ -63,8 +64,7 @@ impl Wake for WakeOne {
 }
 
 impl LocalWaits {
-    fn add(&self, number: u64, inner: &WatchInner, wait: Duration) {
-        let (watched, since) = (inner.watched(), inner.position());
+    fn add(&self, number: u64, watched: &Watching, since: ChangePosition, wait: Duration) {
         let future = match watched.every {
             Some(_) => self.store.await_versions(since),
             None => self.store.watch_names(watched.filter.clone(), Some(since)),
@@ -135,16 +135,17 @@ impl ChangeQueue {
         let (waits, wait) = (self.waits.get(py, "change queue")?, seconds(py, timeout)?.unwrap_or(Duration::MAX));
         let inner = Arc::clone(watch.inner());
         py.detach(|| {
-            lock(&self.watches).insert(number, Arc::clone(&inner));
+            let since = inner.position();
+            lock(&self.watches).insert(number, (Arc::clone(&inner), since));
             match waits {
                 Waits::Client(queue) => {
                     let watched = match (&inner.watched().every, &inner.watched().filter) {
                         (Some(every), _) => Watched::Every(every.clone()),
                         (None, filter) => Watched::Newest(filter.clone()),
                     };
-                    queue.add(number, watched, inner.position(), wait);
+                    queue.add(number, watched, since, wait);
                 }
-                Waits::Local(waits) => waits.add(number, &inner, wait),
+                Waits::Local(waits) => waits.add(number, inner.watched(), since, wait),
             }
         });
         Ok(())
@@ -172,8 +173,8 @@ impl ChangeQueue {
                 Waits::Local(waits) => waits.wait(end),
             };
             let taken = done.into_iter().filter_map(|(number, outcome)| {
-                let inner = lock(&self.watches).remove(&number)?;
-                Some((number, outcome.and_then(|changes| inner.apply(changes))))
+                let (inner, since) = lock(&self.watches).remove(&number)?;
+                Some((number, outcome.and_then(|changes| inner.apply(since, changes))))
             });
             taken.collect::<Vec<_>>()
         });

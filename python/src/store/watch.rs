@@ -94,13 +94,17 @@ impl WatchInner {
         lock(&self.state).position
     }
 
-    /// Applies an answer of the store. [`Watch::read`] returns its changes.
+    /// Applies the store's answer to a wait from the position `since`. [`Watch::read`] returns its changes.
+    ///
+    /// If the answer of a cancelled wait came first, the reader has another position, and this answer would repeat changes. It has no
+    /// effect then: the next wait begins at the reader's position.
     ///
     /// # Errors
     /// As [`NameStore`](cotensor_store::NameStore).
-    pub(super) fn apply(&self, changes: NameChanges) -> Result<(), Error> {
+    pub(super) fn apply(&self, since: ChangePosition, changes: NameChanges) -> Result<(), Error> {
         let mut state = lock(&self.state);
-        let applied = state.apply(&self.watched, changes, self.is_closed());
+        let is_next = state.position == since;
+        let applied = if is_next { state.apply(&self.watched, changes, self.is_closed()) } else { Ok(()) };
         self.end_if_closed(&state);
         applied
     }
@@ -185,9 +189,16 @@ impl Watch {
     }
 
     /// A change that has arrived, without waiting for one; ``None`` without one. A watch of every version leases the version.
-    fn _take(&self, py: Python<'_>) -> PyResult<Option<Change>> {
+    ///
+    /// The thread of a :class:`ChangeQueue` may still apply the answer of a cancelled wait, which can be a call of the daemon. With
+    /// ``wait``, this waits for its end; otherwise it raises :class:`ConflictError`.
+    #[pyo3(signature = (*, wait))]
+    fn _take(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Change>> {
         let inner = self.0.get(py, "watch")?;
-        let taken = py.detach(|| inner.lock()?.take(&inner.watched));
+        let taken = py.detach(|| {
+            let mut state = if wait { lock(&inner.state) } else { inner.lock()? };
+            state.take(&inner.watched)
+        });
         taken.or_raise(py)?.map(|next| Change::new(py, next, &inner.watched.store)).transpose()
     }
 
