@@ -138,7 +138,7 @@ impl Tensor {
         let target: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
         let item = self.layout.dtype().size_bytes();
         let strides: Vec<isize> = self.layout.strides().iter().map(|stride| (stride * item) as isize).collect();
-        let published = NonNull::from(held.lease().segment().bytes().unwrap_or_default()).cast::<u8>();
+        let published = NonNull::from(held.lease().segment().host_bytes().or_raise(py)?).cast::<u8>();
         let from = published.map_addr(|address| address.saturating_add(self.layout.offset_bytes()));
         // SAFETY: a layout's elements are inside its segment, which the lease keeps.
         unsafe { gather(from.as_ptr(), self.layout.shape(), &strides, item, &mut target[..len]) };

@@ -23,11 +23,9 @@ impl Tensor {
             return Err(raise(py, &Error::invalid(message)));
         }
         let held = self.held(py)?;
-        let bytes = held.lease().segment().bytes().unwrap_or_default();
-        let start = self.layout.offset_bytes();
-        let dtype = self.layout.dtype();
-        let element = bytes.get(start..start + dtype.size_bytes());
-        item(py, dtype, element.ok_or_else(|| raise(py, &Error::unsupported("this memory is not host memory")))?)
+        let bytes = held.lease().segment().host_bytes().or_raise(py)?;
+        let (start, dtype) = (self.layout.offset_bytes(), self.layout.dtype());
+        item(py, dtype, &bytes[start..start + dtype.size_bytes()])
     }
 
     /// numpy's rule: one element is true unless it is zero; several have no truth.
