@@ -5,7 +5,7 @@ use crate::budget::TensorCharge;
 use crate::eviction::{Want, candidates};
 use crate::leases::Record;
 use crate::local::LocalStore;
-use crate::names::{Superseded, Unqueued};
+use crate::names::{NameEntry, Superseded, Unqueued};
 use crate::reports::{Figures, Freed};
 use crate::spill::Location;
 use crate::{
@@ -58,6 +58,19 @@ impl LocalStore {
             Superseded::InMemory(record) => self.release_name(&record),
             Superseded::Spilled(set, id) => self.free_spilled(&set, id),
         }
+    }
+
+    /// Removes a name if `is_meant` is true of its entry. Returns whether the name was removed.
+    pub(crate) fn remove_if(&self, name: &str, is_meant: impl FnOnce(&NameEntry) -> bool) -> bool {
+        let mut unqueued = Unqueued::default();
+        let removed = self.names.remove(name, is_meant, |in_memory| {
+            unqueued = self.record_change(name, None);
+            if let Some(record) = in_memory {
+                self.notify(|observer| observer.on_unlist(record));
+            }
+        });
+        drop(unqueued);
+        removed.map(|superseded| self.supersede(superseded)).is_some()
     }
 
     /// What the reports are made of.
@@ -238,16 +251,9 @@ impl TensorStore for LocalStore {
     }
 
     fn remove_version(&self, name: &str, id: Option<TensorId>) -> Result<()> {
-        let mut unqueued = Unqueued::default();
-        let removed = self.names.remove(name, id, |in_memory| {
-            unqueued = self.record_change(name, None);
-            if let Some(record) = in_memory {
-                self.notify(|observer| observer.on_unlist(record));
-            }
-        });
-        drop(unqueued);
-        self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
-        Ok(())
+        let is_meant = |entry: &NameEntry| id.is_none_or(|id| entry.newest() == Some(id));
+        let missing = || Error::not_found(format!("no tensor is named {name:?}"));
+        if self.remove_if(name, is_meant) { Ok(()) } else { Err(missing()) }
     }
 }
 

@@ -10,6 +10,6 @@ mod waiting;
 pub(crate) use changes::ChangeLog;
 pub use changes::ChangesFuture;
 pub(crate) use spilled::SpillOutcome;
-pub(crate) use table::{Names, RestoredVersion, SHARDS, Superseded};
+pub(crate) use table::{NameEntry, Names, RestoredVersion, SHARDS, Superseded};
 pub(crate) use version_queue::{Unqueued, VersionQueues};
 pub use version_words::{VersionWord, VersionWords, WordTable};

@@ -30,7 +30,7 @@ pub(super) struct NameTable {
     misses: u64,
 }
 
-pub(super) struct NameEntry {
+pub(crate) struct NameEntry {
     pub(super) name: Box<str>,
     pub(super) name_id: u64,
     /// The number of versions so far.
@@ -105,9 +105,14 @@ impl NameEntry {
         self.current.is_none() && self.old.is_empty() && self.spilled.is_none()
     }
 
-    fn newest(&self) -> Option<TensorId> {
-        let spilled = || self.spilled.as_ref().map(|spilled| spilled.1);
-        self.current.as_ref().map(|record| record.id).or_else(spilled)
+    /// The newest version, in memory or spilled.
+    pub(crate) fn newest(&self) -> Option<TensorId> {
+        self.current.as_ref().map(|record| record.id).or_else(|| self.spilled_id())
+    }
+
+    /// The newest version if it is spilled.
+    pub(crate) fn spilled_id(&self) -> Option<TensorId> {
+        self.spilled.as_ref().map(|spilled| spilled.1)
     }
 
     fn versions(&self) -> impl Iterator<Item = &Arc<Record>> {
@@ -234,7 +239,7 @@ impl Names {
         let mut names = self.lock(index);
         let entry = self.entry(&mut names, hash, name, || id.name_id);
         let taken = entry.versions().any(|record| record.id == id);
-        if entry.name_id != id.name_id || taken || (current && entry.current.is_some()) {
+        if entry.name_id != id.name_id || taken || (current && entry.newest().is_some()) {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} already has version {}", id.version)));
         }
         entry.version = entry.version.max(versions);
@@ -311,19 +316,19 @@ impl Names {
         names.entries.find(hash, |entry| entry.is_named(name))?.current.as_ref().map(|record| record.id)
     }
 
-    /// Removes `name`; returns its newest version. With `only`, does nothing unless that is the newest version. Calls
-    /// `on_unlist` while the name is locked, with the version unless it is spilled.
+    /// Removes `name` if `is_meant` is true of its entry; returns its newest version. Calls `on_unlist` while the name is
+    /// locked, with the version unless it is spilled.
     pub(crate) fn remove(
         &self,
         name: &str,
-        only: Option<TensorId>,
+        is_meant: impl FnOnce(&NameEntry) -> bool,
         on_unlist: impl FnOnce(Option<&Record>),
     ) -> Option<Superseded> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
         let mut found = names.entries.find_entry(hash, |entry| entry.is_named(name)).ok()?;
         let entry = found.get_mut();
-        if only.is_some_and(|id| entry.current.as_ref().is_none_or(|current| current.id != id)) {
+        if !is_meant(entry) {
             return None;
         }
         if let Some(spilled) = entry.spilled.take() {

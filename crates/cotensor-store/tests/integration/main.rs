@@ -5,9 +5,11 @@
 mod blobs;
 mod concurrent;
 mod conformance;
+mod fake_disk;
 
 mod model;
 mod restore;
 mod second_store;
 mod spill;
+mod spill_failures;
 mod store;

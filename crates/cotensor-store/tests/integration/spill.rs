@@ -1,135 +1,14 @@
 //! Spilling and restoring.
 
+use crate::fake_disk::{FakeDisk, SharedDisk, put, put_as, spec, store};
 use cotensor_core::testing::FakeDevice;
-use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
+use cotensor_core::{ContentHash, ErrorKind, Memory};
 use cotensor_store::{
-    Claim, ComputationStore, CopyReason, Holder, Key, Lease, LocalStore, MemoryControl, Retention, SpillStorage,
-    SpilledSegment, SpilledTensorInfo, StoreReports, TensorSpec, TensorStore,
+    Claim, ComputationStore, CopyReason, Key, LocalStore, MemoryControl, SpilledTensorInfo, StoreReports, TensorStore,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// A spill storage in memory. Its disk can be full or damaged.
-#[derive(Default)]
-struct FakeDisk {
-    /// The numbers of the spilled segments.
-    segments: Arc<Mutex<Vec<u64>>>,
-    next: AtomicU64,
-    full: AtomicBool,
-    used_bytes: Arc<AtomicU64>,
-    /// Zero sets no limit.
-    bytes_max: AtomicU64,
-    damaged: Arc<AtomicBool>,
-    /// The number of restores that will fail for lack of descriptors.
-    failing_restores: Arc<AtomicU64>,
-}
-
-struct FakeFile {
-    number: u64,
-    bytes: Vec<u8>,
-    segments: Arc<Mutex<Vec<u64>>>,
-    used_bytes: Arc<AtomicU64>,
-    damaged: Arc<AtomicBool>,
-    failing_restores: Arc<AtomicU64>,
-}
-
-impl SpillStorage for FakeDisk {
-    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
-        if self.full.load(Ordering::SeqCst) {
-            return Err(Error::new(ErrorKind::Io, "no space left"));
-        }
-        let bytes = segment.bytes().unwrap().to_vec();
-        let (bytes_max, len) = (self.bytes_max.load(Ordering::SeqCst), bytes.len() as u64);
-        if bytes_max > 0 && self.used_bytes.load(Ordering::SeqCst) + len > bytes_max {
-            return Err(Error::new(ErrorKind::OverBudget, "no space left"));
-        }
-        self.used_bytes.fetch_add(len, Ordering::SeqCst);
-        let number = self.next.fetch_add(1, Ordering::SeqCst);
-        self.segments.lock().unwrap().push(number);
-        Ok(Arc::new(FakeFile {
-            number,
-            bytes,
-            segments: Arc::clone(&self.segments),
-            used_bytes: Arc::clone(&self.used_bytes),
-            damaged: Arc::clone(&self.damaged),
-            failing_restores: Arc::clone(&self.failing_restores),
-        }))
-    }
-}
-
-impl SpilledSegment for FakeFile {
-    fn number(&self) -> u64 {
-        self.number
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    fn restore(&self) -> Result<Arc<dyn Segment>> {
-        if self.damaged.load(Ordering::SeqCst) {
-            return Err(Error::corrupt("damaged"));
-        }
-        let fails = |count: u64| count.checked_sub(1);
-        if self.failing_restores.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
-            return Err(Error::new(ErrorKind::OverBudget, "no descriptor is left"));
-        }
-        let mut segment = HeapMemory.reserve(self.bytes.len())?;
-        segment.write_at(0, &self.bytes)?;
-        segment.freeze()
-    }
-}
-
-impl Drop for FakeFile {
-    fn drop(&mut self) {
-        self.used_bytes.fetch_sub(self.bytes.len() as u64, Ordering::SeqCst);
-        self.segments.lock().unwrap().retain(|number| *number != self.number);
-    }
-}
-
-struct SharedDisk(Arc<FakeDisk>);
-
-impl SpillStorage for SharedDisk {
-    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
-        self.0.spill(segment)
-    }
-}
-
-fn store(max: u64) -> (Arc<FakeDisk>, Arc<LocalStore>, Holder) {
-    let disk = Arc::new(FakeDisk::default());
-    let store = LocalStore::builder().max_memory_bytes(max).spill(Arc::new(SharedDisk(Arc::clone(&disk)))).build();
-    let holder = store.holder("m");
-    (disk, store, holder)
-}
-
-fn spec(name: &str, bytes: usize, recompute: Duration) -> TensorSpec {
-    TensorSpec {
-        device: Device::Cpu,
-        name: name.to_owned(),
-        dtype: DType::U8,
-        shape: vec![bytes],
-        kind: Kind::Other,
-        space: None,
-        producer: "test".to_owned(),
-        retention: Retention::Cached { recompute },
-        provenance: None,
-        keep_for: None,
-        metadata: None,
-        members: None,
-    }
-}
-
-fn put_as(store: &LocalStore, holder: &Holder, spec: TensorSpec, value: u8) -> Result<Lease> {
-    let len = spec.shape[0];
-    let mut reservation = store.reserve(spec, holder)?;
-    reservation.write(&vec![value; len], CopyReason::Put)?;
-    reservation.publish()
-}
-
-fn put(store: &LocalStore, holder: &Holder, name: &str, value: u8) -> Result<Lease> {
-    put_as(store, holder, spec(name, 100, Duration::ZERO), value)
-}
 
 #[test]
 fn unleased_tensor_is_spilled_and_restored() {

@@ -1,7 +1,7 @@
 //! Freeing tensors that had no lease for their time.
 
 use crate::local::LocalStore;
-use crate::{TensorId, TensorStore};
+use crate::TensorId;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ impl LocalStore {
                 // Leased again: the end of the last lease counts.
                 Some(record) if !record.close() => {}
                 Some(record) => self.free_closed(&[record]),
-                // Spilled, or freed before.
-                None => drop(self.remove_version(&due.name, Some(id))),
+                // Spilled, unless it was freed or restored meanwhile.
+                None => drop(self.remove_if(&due.name, |entry| entry.spilled_id() == Some(id))),
             }
         }
         next.map(|at| at.saturating_sub(now))

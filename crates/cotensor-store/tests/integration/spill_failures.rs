@@ -1,0 +1,36 @@
+//! Spilled tensors whose storage fails, and spilled tensors that are freed.
+
+use crate::fake_disk::{FakeDisk, SharedDisk, put, spec, store};
+use cotensor_core::ErrorKind;
+use cotensor_store::{LocalStore, ManualClock, TensorSpec, TensorStore};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn spilled_version_is_removed_by_its_id() {
+    let (disk, store, holder) = store(100);
+    let first = put(&store, &holder, "a", 1).unwrap().id();
+    let newest = put(&store, &holder, "a", 2).unwrap().id();
+    drop(put(&store, &holder, "b", 3).unwrap());
+    assert_eq!(store.spilled("")[0].tensor.id, newest);
+    assert_eq!(store.remove_version("a", Some(first)).unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(store.has(newest));
+    store.remove_version("a", Some(newest)).unwrap();
+    assert!(!store.has(newest) && disk.segments.lock().unwrap().is_empty());
+}
+
+#[test]
+fn spilled_tensor_is_freed_when_its_time_has_passed() {
+    let (clock, disk) = (Arc::new(ManualClock::default()), Arc::new(FakeDisk::default()));
+    let store = LocalStore::builder().max_memory_bytes(100).spill(Arc::new(SharedDisk(Arc::clone(&disk))));
+    let store = store.clock(Arc::clone(&clock) as Arc<_>).build();
+    let holder = store.holder("m");
+    let keep_for = Some(Duration::from_secs(600));
+    let kept = TensorSpec { keep_for, ..spec("kept", 100, Duration::ZERO) };
+    let id = store.reserve(kept, &holder).unwrap().publish().unwrap().id();
+    drop(put(&store, &holder, "other", 1).unwrap());
+    assert_eq!((store.spilled("")[0].tensor.id, store.freed_in(id)), (id, keep_for));
+    clock.advance(Duration::from_secs(600));
+    store.free_due();
+    assert!(!store.has(id) && disk.segments.lock().unwrap().is_empty());
+}
