@@ -151,6 +151,11 @@ impl LeaseCount {
         closes
     }
 
+    /// Whether it refuses leases.
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.0).closed
+    }
+
     /// Holders with their numbers of leases.
     pub(crate) fn holders(&self) -> Vec<(Holder, u32)> {
         lock(&self.0).holders.iter().map(|(holder, count)| (holder.clone(), count)).collect()

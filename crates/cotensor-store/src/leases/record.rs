@@ -210,6 +210,11 @@ impl Record {
         closed
     }
 
+    /// Whether it was closed: it is about to be freed or spilled.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.leases.is_closed()
+    }
+
     /// [Closes](Record::close) all of `records` at once, or none, so that no thread sees a part of them closed. Callers
     /// whose records overlap pass them in the same order; a record that is passed twice deadlocks.
     pub fn close_all(records: &[&Record]) -> bool {

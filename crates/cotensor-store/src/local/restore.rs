@@ -28,7 +28,7 @@ impl LocalStore {
         let (name, created) = (spec.name.clone(), self.created(created));
         let charge = self.devices.host().take_metadata_unchecked(&charge, self.metadata_of(&spec));
         let backend: Weak<dyn LeaseBackend> = self.me.clone();
-        self.ages.restore(id, left.filter(|_| spec.keep_for.is_some()), self.clock.now());
+        let left = left.filter(|_| spec.keep_for.is_some());
         let place = RestoredVersion { id, versions: versions.max(id.version), state };
         let record = self.names.restore(&name, place, || {
             let retained = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
@@ -37,6 +37,9 @@ impl LocalStore {
             record.leases.acquire(holder);
             record
         })?;
+        if let Some(left) = left {
+            self.ages.restore(id, left, self.clock.now());
+        }
         Ok(Lease { record, holder: holder.clone(), reinterpreted: None })
     }
 
@@ -98,9 +101,6 @@ impl LocalStore {
     /// `Conflict` when one of the names exists already.
     pub fn restore_spilled(&self, tensors: Vec<(SpilledTensor, u64)>, segment: Arc<dyn SpilledSegment>) -> Result<()> {
         let now = self.clock.now();
-        for (tensor, _) in &tensors {
-            self.ages.restore(tensor.id, tensor.left, now);
-        }
         let created = |tensor: &SpilledTensor| Some(self.created(tensor.created));
         let (tensors, versions): (Vec<_>, Vec<u64>) = tensors
             .into_iter()
@@ -110,7 +110,7 @@ impl LocalStore {
         let set = Arc::new(SpilledSet::new(segment, tensors, metadata));
         for (tensor, versions) in set.tensors.iter().zip(versions) {
             self.names.restore_spilled(&tensor.spec.name, tensor.id, versions, &set)?;
-            self.ages.count_spilled(tensor.id, &tensor.spec, now);
+            self.ages.count_spilled(tensor, now);
         }
         Ok(())
     }

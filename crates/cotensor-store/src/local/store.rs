@@ -32,6 +32,9 @@ impl LocalStore {
                 self.notify(|observer| observer.on_free(record));
             });
             drop(unqueued);
+            if record.keep_for().is_some() {
+                self.ages.forget(record.id);
+            }
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
                 if let Some(state) = &self.spill {
@@ -186,9 +189,12 @@ impl LeaseBackend for LocalStore {
     }
 
     fn left(&self, record: &Arc<Record>) {
-        if let Some(since) = self.ages.count(record, self.clock.now()) {
-            self.notify(|observer| observer.on_left(record, since));
+        let Some(since) = self.ages.count(record, self.clock.now()) else { return };
+        // The thread that frees a record first removes it from the names and then forgets its age. Freed before this count, it is forgotten here.
+        if record.is_closed() && !self.has(record.id) {
+            return self.ages.forget(record.id);
         }
+        self.notify(|observer| observer.on_left(record, since));
     }
 
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {

@@ -1,7 +1,7 @@
 //! Freeing tensors that had no lease for their time.
 
-use crate::local::LocalStore;
 use crate::TensorId;
+use crate::local::LocalStore;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,17 +10,18 @@ impl LocalStore {
     /// until the next one. Publishing does so too; a store whose tensors have to be freed at their time calls this then.
     pub fn free_due(&self) -> Option<Duration> {
         let now = self.clock.now();
-        let (due, next) = self.ages.take(now);
-        for (id, due) in due {
+        for (id, due) in self.ages.take(now) {
             match self.names.by_id(id, |record| Some(Arc::clone(record))) {
+                Some(record) if record.close() => self.free_closed(&[record]),
+                // Another thread spills or frees it at the moment.
+                Some(record) if record.is_closed() => self.ages.put_back(id, due),
                 // Leased again: the end of the last lease counts.
-                Some(record) if !record.close() => {}
-                Some(record) => self.free_closed(&[record]),
+                Some(_) => {}
                 // Spilled, unless it was freed or restored meanwhile.
                 None => drop(self.remove_if(&due.name, |entry| entry.spilled_id() == Some(id))),
             }
         }
-        next.map(|at| at.saturating_sub(now))
+        self.ages.next().map(|at| at.saturating_sub(now))
     }
 
     /// The time after which a tensor is freed; `None` while it has leases, and without such a time.
@@ -33,7 +34,8 @@ impl LocalStore {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use crate::{LocalStore, ManualClock, Retention, TensorSpec, TensorStore};
+    use crate::backend::LeaseBackend;
+    use crate::{LocalStore, ManualClock, MemoryControl, Retention, StoreReports, TensorSpec, TensorStore};
     use cotensor_core::DType;
     use std::sync::Arc;
     use std::time::Duration;
@@ -91,5 +93,57 @@ mod tests {
         clock.advance(AGE);
         drop(put("y", None));
         assert!(!store.has(second));
+    }
+
+    #[test]
+    fn versions_that_leave_the_store_leave_the_ages() {
+        let store = LocalStore::builder().max_memory_bytes(400).build();
+        let holder = store.holder("h");
+        let put = |name: &str| store.reserve(spec(name, Some(AGE)), &holder).unwrap().publish().unwrap();
+        for _ in 0..100 {
+            drop(put("frame"));
+        }
+        assert_eq!(store.ages.len(), 1, "99 versions were superseded");
+        // Superseded while it is leased, after it had no lease for a time.
+        let leased = store.get("frame", &holder).unwrap();
+        drop(put("frame"));
+        assert_eq!(store.ages.len(), 2);
+        drop(leased);
+        assert_eq!(store.ages.len(), 1);
+        store.remove("frame").unwrap();
+        assert_eq!(store.ages.len(), 0);
+        for number in 0..300 {
+            drop(put(&number.to_string()));
+        }
+        assert_eq!((store.ages.len(), store.stats().evictions), (100, 200));
+        store.optimize();
+        assert_eq!(store.ages.len(), 0);
+    }
+
+    /// A thread drops the last lease, and calls the backend after another thread has freed the tensor.
+    #[test]
+    fn lease_that_ends_late_leaves_no_age() {
+        let store = LocalStore::builder().build();
+        let holder = store.holder("h");
+        let lease = store.reserve(spec("x", Some(AGE)), &holder).unwrap().publish().unwrap();
+        let record = Arc::clone(&lease.record);
+        drop(lease);
+        store.remove("x").unwrap();
+        store.left(&record);
+        assert_eq!(store.ages.len(), 0);
+    }
+
+    /// Another thread has closed the tensor in order to spill it.
+    #[test]
+    fn tensor_that_is_being_spilled_stays_due() {
+        let clock = Arc::new(ManualClock::default());
+        let store = LocalStore::builder().clock(Arc::clone(&clock) as Arc<_>).build();
+        let lease = store.reserve(spec("x", Some(AGE)), &store.holder("h")).unwrap().publish().unwrap();
+        let record = Arc::clone(&lease.record);
+        drop(lease);
+        clock.advance(AGE);
+        assert!(record.close());
+        assert_eq!(store.free_due(), Some(Duration::ZERO));
+        assert_eq!(store.freed_in(record.id), Some(Duration::ZERO));
     }
 }

@@ -87,7 +87,6 @@ impl LocalStore {
         let mut leases = Vec::with_capacity(set.tensors.len());
         for tensor in &set.tensors {
             let SpilledTensor { id, spec, layout, key, created, left: _ } = tensor.clone();
-            self.ages.resume(id, &spec, self.clock.now());
             let backend: Weak<dyn LeaseBackend> = self.me.clone();
             let (segment, created) = (Arc::clone(segment), self.created(created));
             let charge = self.devices.host().take_metadata_unchecked(charge, self.metadata_of(&spec));
@@ -100,6 +99,7 @@ impl LocalStore {
                 self.notify(|observer| observer.on_publish(&record));
                 record
             });
+            record.iter().for_each(|record| self.ages.resume(record, self.clock.now()));
             leases.extend(record.map(|record| Lease { record, holder: holder.clone(), reinterpreted: None }));
         }
         Ok(leases)
@@ -158,6 +158,7 @@ impl LocalStore {
 
     /// A spilled version was superseded or removed.
     pub(crate) fn free_spilled(&self, set: &SpilledSet, id: TensorId) {
+        self.ages.forget(id);
         self.notify(|observer| observer.on_spilled_free(id));
         if let (Some(state), Some(tensor)) = (&self.spill, set.tensor(id))
             && let Some(key) = &tensor.key

@@ -43,10 +43,11 @@ impl LocalStore {
             {
                 state.results().insert(*key, results);
             }
-            let mut unqueued = Unqueued::default();
+            let (mut unqueued, mut is_removed) = (Unqueued::default(), false);
             self.names.spill(record, &spilled_set, |outcome| match outcome {
                 SpillOutcome::Spilled => self.notify(|observer| observer.on_spill(record, &*spilled)),
                 SpillOutcome::Removed { was_newest } => {
+                    is_removed = true;
                     if was_newest {
                         unqueued = self.record_change(record.name(), None);
                     }
@@ -57,6 +58,9 @@ impl LocalStore {
                 }
             });
             drop(unqueued);
+            if is_removed && record.keep_for().is_some() {
+                self.ages.forget(record.id);
+            }
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
             }
