@@ -28,7 +28,7 @@ pub use blobs::{BlobPack, UploadPlan, blob_key};
 pub use budget::SegmentCharge;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use leases::{Lease, TensorView};
-pub use local::{LocalStore, LocalStoreBuilder};
+pub use local::{ClaimFuture, LocalStore, LocalStoreBuilder, UploadFuture};
 pub use names::{ChangesFuture, VersionWord, VersionWords, WordTable};
 pub use persist::{RestoredTensor, StoreObserver};
 pub use publish::{Reservation, Ticket};

@@ -12,9 +12,7 @@ use cotensor_client::protocol::{
 };
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result, Segment};
 use cotensor_store::{BlobPack, BlobSpec, UploadPlan, check_name};
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 /// The most blobs of one request.
@@ -46,10 +44,7 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
     let holder = caller.holder(&params.holder)?;
     let store = &caller.daemon.store;
     // A request waits only when it has nothing to upload, so it blocks no other session.
-    let planned = poll_fn(|context| match store.plan_upload(&specs, &holder, context.waker()) {
-        Ok(plan) if plan.pack.is_none() && plan.ready.is_empty() && !plan.pending.is_empty() => Poll::Pending,
-        plan => Poll::Ready(plan),
-    });
+    let planned = store.plan_upload(&specs, &holder);
     let wait = caller.daemon.config.claim_wait_max;
     let UploadPlan { ready, pending: busy, pack } = tokio::time::timeout(wait, planned).await.map_err(|_| {
         Error::new(

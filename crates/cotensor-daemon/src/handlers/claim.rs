@@ -12,7 +12,6 @@ use cotensor_client::protocol::{
 use cotensor_core::{Error, Result};
 use cotensor_store::{Claim, ComputationStore, blob_key};
 use std::collections::HashSet;
-use std::future::poll_fn;
 use std::time::Duration;
 
 pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimResult> {
@@ -20,8 +19,9 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     let holder = caller.holder(&params.holder)?;
     let store = &caller.daemon.store;
     let wait = params.timeout_ms.map_or(Duration::MAX, Duration::from_millis).min(caller.daemon.config.claim_wait_max);
-    let claim = poll_fn(|context| store.poll_claim(&key, &holder, context.waker()));
-    let claim = tokio::time::timeout(wait, claim).await.map_err(|_| store.claim_timed_out(&key))?;
+    let claim = tokio::time::timeout(wait, store.await_claim(&key, &holder))
+        .await
+        .map_err(|_| store.claim_timed_out(&key))?;
     match claim {
         Claim::Compute(ticket) => {
             // Recorded before the session has the ticket, because the end of the session records that the claim is

@@ -14,12 +14,13 @@ use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Charge;
 use cotensor_store::{
-    BlobStore, Claim, Holder, Key, Lease, LocalStore, RestoredTensor, SpilledTensor, TensorId, TensorStore, Ticket,
+    BlobStore, Claim, ComputationStore, Holder, Key, Lease, LocalStore, RestoredTensor, SpilledTensor, TensorId,
+    TensorStore, Ticket,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::time::Duration;
 
 impl Daemon {
     /// A daemon with the state of a former server.
@@ -227,8 +228,8 @@ fn restore_tensor(
 
 /// The claim of `key`, unless another session has it or its results exist.
 pub(super) fn claim(store: &LocalStore, key: &Key, holder: &Holder) -> Option<Ticket> {
-    match store.poll_claim(key, holder, Waker::noop()) {
-        Poll::Ready(Claim::Compute(ticket)) => Some(ticket),
+    match store.claim_within(key, holder, Duration::ZERO) {
+        Ok(Claim::Compute(ticket)) => Some(ticket),
         _ => None,
     }
 }

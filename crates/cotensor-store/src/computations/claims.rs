@@ -4,7 +4,8 @@ use crate::leases::Record;
 use crate::{Holder, Key, Lease, TensorId};
 use cotensor_core::sync;
 use cotensor_core::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Condvar, Mutex, MutexGuard, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -12,10 +13,10 @@ use std::time::Duration;
 const SHARDS: usize = 16;
 
 enum Computation {
-    /// `holder` computes. The wakers belong to claims that wait without blocking.
+    /// `holder` computes. The wakers belong to claims that wait without blocking, by the numbers of the waiters.
     Computing {
         holder: Holder,
-        wakers: Vec<Waker>,
+        wakers: BTreeMap<u64, Waker>,
     },
     Ready(Vec<Weak<Record>>),
 }
@@ -34,7 +35,7 @@ impl Shard {
     fn wake(&self, before: Option<Computation>) {
         self.changed.notify_all();
         if let Some(Computation::Computing { wakers, .. }) = before {
-            wakers.into_iter().for_each(Waker::wake);
+            wakers.into_values().for_each(Waker::wake);
         }
     }
 }
@@ -43,6 +44,8 @@ pub(crate) struct Claims {
     shards: [Shard; SHARDS],
     #[cfg_attr(target_family = "wasm", allow(dead_code, reason = "claims do not wait there"))]
     wait_max: Duration,
+    /// The number of the next waiter.
+    pub(super) next_waiter: AtomicU64,
 }
 
 /// The outcome of a claim.
@@ -54,7 +57,7 @@ pub(crate) enum Found {
 
 impl Claims {
     pub(crate) fn new(wait_max: Duration) -> Self {
-        Self { shards: std::array::from_fn(|_| Shard::default()), wait_max }
+        Self { shards: std::array::from_fn(|_| Shard::default()), wait_max, next_waiter: AtomicU64::default() }
     }
 
     fn shard(&self, key: &Key) -> &Shard {
@@ -79,24 +82,39 @@ impl Claims {
         }
     }
 
-    /// As [`claim`](Claims::claim), without blocking: where that waits, `waker` is woken after a change.
-    pub(crate) fn poll(&self, key: Key, holder: &Holder, waker: &Waker) -> Poll<Found> {
+    /// As [`claim`](Claims::claim), without blocking: where that waits, `waker` is woken after a change, unless the wait
+    /// [ends](Claims::end_wait) before.
+    pub(super) fn poll(&self, key: Key, holder: &Holder, waiter: u64, waker: &Waker) -> Poll<Found> {
         match Self::try_claim(Self::lock(self.shard(&key)), key, holder) {
             Ok(found) => Poll::Ready(found),
             Err(mut claims) => {
-                if let Some(Computation::Computing { wakers, .. }) = claims.get_mut(&key)
-                    && !wakers.iter().any(|known| known.will_wake(waker))
-                {
-                    wakers.push(waker.clone());
+                if let Some(Computation::Computing { wakers, .. }) = claims.get_mut(&key) {
+                    wakers.insert(waiter, waker.clone());
                 }
                 Poll::Pending
             }
         }
     }
 
+    /// Ends a waiter's wait for `key`.
+    pub(super) fn end_wait(&self, key: &Key, waiter: u64) {
+        if let Some(Computation::Computing { wakers, .. }) = Self::lock(self.shard(key)).get_mut(key) {
+            wakers.remove(&waiter);
+        }
+    }
+
+    /// The number of waiters for `key`.
+    #[cfg(test)]
+    pub(crate) fn count_waiters(&self, key: &Key) -> usize {
+        match Self::lock(self.shard(key)).get(key) {
+            Some(Computation::Computing { wakers, .. }) => wakers.len(),
+            _ => 0,
+        }
+    }
+
     /// The results, or the right to compute; while another holder computes, the lock.
     fn try_claim<'a>(mut claims: Guard<'a>, key: Key, holder: &Holder) -> Result<Found, Guard<'a>> {
-        let computing = || Computation::Computing { holder: holder.clone(), wakers: Vec::new() };
+        let computing = || Computation::Computing { holder: holder.clone(), wakers: BTreeMap::new() };
         match claims.get(&key) {
             Some(Computation::Computing { .. }) => Err(claims),
             Some(Computation::Ready(records)) => match lease_all(records, holder) {

@@ -2,6 +2,7 @@
 
 use crate::blobs::{BlobPack, Missing, UploadPlan, blob_key, distinct, only, packed};
 use crate::budget::TensorCharge;
+use crate::computations::Waiter;
 use crate::local::LocalStore;
 use crate::{BlobSource, BlobSpec, Claim, ComputationStore, CopyReason, Holder, Lease, StoreReports};
 use cotensor_core::{BlobLocation, ContentHash, Device, Result, Segment, SegmentMut};
@@ -159,10 +160,16 @@ fn publish_blob(
     Ok(())
 }
 
-pub(crate) fn begin(store: &LocalStore, specs: &[BlobSpec], holder: &Holder, waker: &Waker) -> Result<UploadPlan> {
+pub(crate) fn begin(
+    store: &LocalStore,
+    specs: &[BlobSpec],
+    holder: &Holder,
+    waiter: &mut Waiter<'_>,
+    waker: &Waker,
+) -> Result<UploadPlan> {
     let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
     for (hash, (index, len)) in distinct(specs)? {
-        match store.poll_claim(&blob_key(&hash, specs[index].device), holder, waker) {
+        match store.poll_claim(&blob_key(&hash, specs[index].device), holder, waiter, waker) {
             Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
             Poll::Ready(Claim::Compute(ticket)) => missing.push(Missing::new(ticket, hash, &specs[index], index, len)),
             Poll::Pending => drop(waiting.insert(hash)),

@@ -2,12 +2,12 @@
 //! thread; blobs are published in two steps.
 
 use crate::backend::{Charge, Record, TensorCharge};
-use crate::blobs::{BlobPack, UploadPlan};
+use crate::blobs::BlobPack;
 use crate::budget::SegmentCharge;
-use crate::computations::Found;
+use crate::computations::{Found, Waiter};
 use crate::local::LocalStore;
 use crate::spill::SpilledSet;
-use crate::{BlobSpec, Claim, Holder, Key, Lease, SpilledTensorInfo, TensorId, TensorSpec, Ticket};
+use crate::{Claim, Holder, Key, Lease, SpilledTensorInfo, TensorId, TensorSpec, Ticket};
 use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -103,11 +103,10 @@ impl LocalStore {
         self.publish_named(spec, layout, segment, charge, key, holder)
     }
 
-    /// As [`ComputationStore::claim`](crate::ComputationStore::claim), without blocking: where that waits, `waker` is
-    /// woken for the next call.
-    pub fn poll_claim(&self, key: &Key, holder: &Holder, waker: &Waker) -> Poll<Claim> {
+    /// Claims a key. Where that waits, `waker` is woken for the next call, unless `waiter` is dropped before.
+    pub(crate) fn poll_claim(&self, key: &Key, holder: &Holder, waiter: &mut Waiter<'_>, waker: &Waker) -> Poll<Claim> {
         let _restored = self.restore_results(key, holder);
-        match self.claims.poll(*key, holder, waker) {
+        match waiter.poll(*key, holder, waker) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(found) => Poll::Ready(self.claimed(*key, found)),
         }
@@ -119,7 +118,7 @@ impl LocalStore {
         self.claims.holder(key)
     }
 
-    /// The error of a claim for which [`poll_claim`](Self::poll_claim) was pending too long.
+    /// The error of a claim for which [`await_claim`](Self::await_claim) was pending too long.
     #[must_use]
     pub fn claim_timed_out(&self, key: &Key) -> Error {
         self.claims.timed_out(key)
@@ -140,16 +139,7 @@ impl LocalStore {
         }
     }
 
-    /// The first half of [`BlobStore::blobs`](crate::BlobStore::blobs): the blobs that exist, and those that the caller
-    /// provides. `waker` is woken when a pending blob is there.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn plan_upload(&self, specs: &[BlobSpec], holder: &Holder, waker: &Waker) -> Result<UploadPlan> {
-        super::blobs::begin(self, specs, holder, waker)
-    }
-
-    /// The second half: publishes and leases the blobs of `pack`, which `segment` holds. `took` is the time of
+    /// The second half of [`BlobStore::blobs`](crate::BlobStore::blobs), after [`plan_upload`](Self::plan_upload): publishes and leases the blobs of `pack`, which `segment` holds. `took` is the time of
     /// providing them.
     ///
     /// # Errors

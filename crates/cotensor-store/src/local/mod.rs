@@ -10,6 +10,8 @@ mod room;
 mod spill;
 mod state;
 mod store;
+mod waits;
 
 pub use builder::LocalStoreBuilder;
 pub use state::LocalStore;
+pub use waits::{ClaimFuture, UploadFuture};
