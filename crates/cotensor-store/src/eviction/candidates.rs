@@ -27,7 +27,9 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    fn of(records: Vec<Arc<Record>>, is_partial: bool) -> Self {
+    fn of(mut records: Vec<Arc<Record>>, is_partial: bool) -> Self {
+        // Each thread closes the tensors of a segment in this order, and so no two threads wait for each other.
+        records.sort_unstable_by_key(|record| record.id);
         let bytes = records.first().filter(|_| !is_partial).map_or(0, |record| record.charge.segment().bytes);
         Self {
             bytes,
@@ -119,4 +121,38 @@ fn same_file(a: &dyn Segment, b: &dyn Segment) -> bool {
 #[cfg(not(unix))]
 fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
     false
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{LocalStore, Retention, TensorSpec, TensorStore};
+    use cotensor_core::DType;
+
+    #[test]
+    fn tensors_of_a_segment_have_one_order() {
+        let store = LocalStore::builder().build();
+        let holder = store.holder("m");
+        let whole = store.reserve(TensorSpec::new("whole", DType::U8, &[4]), &holder).unwrap().publish().unwrap();
+        let segment = store.charge_existing(whole.device(), 4).unwrap();
+        let adopt = |name: &str| {
+            let retention = Retention::Cached { recompute: Duration::ZERO };
+            let spec = TensorSpec { retention, ..TensorSpec::new(name, DType::U8, &[4]) };
+            let charge = store.grant_in(&segment, &spec).unwrap();
+            let memory = Arc::clone(whole.record.segment());
+            let lease = store.adopt(spec, whole.layout().clone(), memory, charge, None, &holder).unwrap();
+            Arc::clone(&lease.record)
+        };
+        let mut pack: Vec<_> = ["a", "b", "c"].map(adopt).into();
+        let order = |records: &[Arc<Record>]| {
+            let found = candidates(records.to_vec());
+            assert_eq!(found.len(), 1);
+            found[0].records.iter().map(|record| record.id).collect::<Vec<_>>()
+        };
+        let first = order(&pack);
+        pack.reverse();
+        assert_eq!(order(&pack), first);
+        pack.swap(0, 1);
+        assert_eq!(order(&pack), first);
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::{LeaseBackend, RecordParts, StoreBackend, UnpublishedTensor};
 use crate::budget::TensorCharge;
-use crate::eviction::{Want, candidates};
+use crate::eviction::Want;
 use crate::leases::Record;
 use crate::local::LocalStore;
 use crate::names::{NameEntry, Superseded, Unqueued};
@@ -312,14 +312,12 @@ impl MemoryControl for LocalStore {
     fn optimize(&self) -> OptimizeReport {
         let before = self.devices.used();
         let mut freed = Freed::default();
-        let mut unleased = self.names.unleased();
-        for candidate in candidates(std::mem::take(&mut unleased.records)) {
-            if candidate.close() {
+        self.with_all_unleased(&mut |candidates| {
+            for candidate in candidates.iter().filter(|candidate| candidate.close()) {
                 self.free_closed(&candidate.records);
-                freed.add(&candidate);
+                freed.add(candidate);
             }
-        }
-        drop(unleased);
+        });
         freed.report(before, self.devices.used(), self.names.survey().records.len())
     }
 }

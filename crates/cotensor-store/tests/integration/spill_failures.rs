@@ -2,8 +2,9 @@
 
 use crate::fake_disk::{FakeDisk, SharedDisk, put, spec, store};
 use cotensor_core::ErrorKind;
-use cotensor_store::{LocalStore, ManualClock, TensorSpec, TensorStore};
+use cotensor_store::{LocalStore, ManualClock, MemoryControl, TensorSpec, TensorStore};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[test]
@@ -33,4 +34,14 @@ fn spilled_tensor_is_freed_when_its_time_has_passed() {
     clock.advance(Duration::from_secs(600));
     store.free_due();
     assert!(!store.has(id) && disk.segments.lock().unwrap().is_empty());
+}
+
+#[test]
+fn optimize_runs_where_the_storage_may_block() {
+    let (disk, store, holder) = store(100);
+    drop(put(&store, &holder, "a", 1).unwrap());
+    // Another thread may spill at the time, and optimize waits for it.
+    let before = disk.blocking_calls.load(Ordering::SeqCst);
+    assert_eq!(store.optimize().freed_tensors, ["a"]);
+    assert_eq!(disk.blocking_calls.load(Ordering::SeqCst), before + 1);
 }

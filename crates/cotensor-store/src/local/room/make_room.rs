@@ -114,6 +114,15 @@ impl LocalStore {
 
     /// Calls `work` with the unleased candidates in the order of eviction, while no other thread makes room.
     pub(crate) fn with_unleased(&self, work: &mut dyn FnMut(Vec<Candidate>)) {
+        self.with_all_unleased(&mut |mut candidates| {
+            // A part of a segment cannot be spilled, only lost.
+            candidates.retain(|candidate| self.spill.is_none() || !candidate.is_partial);
+            work(candidates);
+        });
+    }
+
+    /// As [`with_unleased`](Self::with_unleased), with the parts of segments that a store with spill storage keeps.
+    pub(crate) fn with_all_unleased(&self, work: &mut dyn FnMut(Vec<Candidate>)) {
         let Some(state) = &self.spill else {
             let mut survey = self.names.unleased();
             let candidates = candidates(std::mem::take(&mut survey.records));
@@ -121,10 +130,8 @@ impl LocalStore {
         };
         state.storage.blocking(&mut || {
             let _guard = state.begin();
-            let mut candidates = candidates(std::mem::take(&mut self.names.unleased().records));
-            // A part of a segment cannot be spilled, only lost.
-            candidates.retain(|candidate| !candidate.is_partial);
-            work(candidates);
+            let records = std::mem::take(&mut self.names.unleased().records);
+            work(candidates(records));
         });
     }
 
