@@ -2,7 +2,9 @@
 
 use crate::fake_disk::{FakeDisk, SharedDisk, put, spec, store};
 use cotensor_core::ErrorKind;
-use cotensor_store::{LocalStore, ManualClock, MemoryControl, TensorSpec, TensorStore};
+use cotensor_store::{
+    EveryVersion, Holder, LocalStore, ManualClock, MemoryControl, NameFilter, TensorSpec, TensorStore,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -44,4 +46,37 @@ fn optimize_runs_where_the_storage_may_block() {
     let before = disk.blocking_calls.load(Ordering::SeqCst);
     assert_eq!(store.optimize().freed_tensors, ["a"]);
     assert_eq!(disk.blocking_calls.load(Ordering::SeqCst), before + 1);
+}
+
+/// A queue that has leased two versions of "x", of which the first is superseded, and an unleased "a". The memory is full.
+fn full_store_with_queued_versions() -> (Arc<FakeDisk>, Arc<LocalStore>, Holder) {
+    let (disk, store, holder) = store(300);
+    let every = EveryVersion::new(NameFilter::Name("x".to_owned()));
+    store.open_versions(every, &store.holder("reader"), None).unwrap();
+    for (name, value) in [("x", 1), ("x", 2), ("a", 3)] {
+        drop(put(&store, &holder, name, value).unwrap());
+    }
+    disk.full.store(true, Ordering::SeqCst);
+    (disk, store, holder)
+}
+
+#[test]
+fn failed_spill_takes_the_versions_of_queues() {
+    let (_disk, store, holder) = full_store_with_queued_versions();
+    let c = put(&store, &holder, "c", 4).unwrap();
+    for (name, value) in [("x", 2), ("a", 3)] {
+        assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100], "{name}");
+    }
+    // The other version of the queue is given up, and can be spilled no more than "a".
+    let error = put(&store, &holder, "d", 5).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    assert!(error.message().contains("no space left"), "{error}");
+    drop(c);
+}
+
+#[test]
+fn shedding_takes_the_versions_of_queues_when_a_spill_fails() {
+    let (_disk, store, holder) = full_store_with_queued_versions();
+    assert!(store.shed_until(&mut || store.memory_usage_bytes() < 300).unwrap());
+    assert_eq!(store.get("a", &holder).unwrap().bytes().unwrap(), [3; 100]);
 }

@@ -51,9 +51,13 @@ impl LocalStore {
             if let Some(charge) = take() {
                 return Ok(charge);
             }
-            // Readers of every version lose queued versions before a program gets no memory.
-            if !budget.will_fit(bytes, 0) && !self.evict(budget, bytes, want)? && !self.queues.give_up() {
-                break;
+            if !budget.will_fit(bytes, 0) {
+                let evicted = self.evict(budget, bytes, want);
+                // Readers of every version lose queued versions before a program gets no memory, also when spilling fails.
+                if !matches!(evicted, Ok(true)) && !self.queues.give_up() {
+                    evicted?;
+                    break;
+                }
             }
             if round > 0 {
                 // A closed record is freed with its last reference. Another thread may have released its lease and
@@ -106,7 +110,7 @@ impl LocalStore {
         loop {
             let mut outcome = Ok(false);
             self.with_unleased(&mut |candidates| outcome = self.shed(candidates, enough, true));
-            if !matches!(outcome, Ok(false)) || !self.queues.give_up() {
+            if matches!(outcome, Ok(true)) || !self.queues.give_up() {
                 return outcome;
             }
         }
