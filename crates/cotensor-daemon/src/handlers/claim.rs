@@ -21,7 +21,7 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     let wait = params.timeout_ms.map_or(Duration::MAX, Duration::from_millis).min(caller.daemon.config.claim_wait_max);
     let claim = tokio::time::timeout(wait, store.await_claim(&key, &holder))
         .await
-        .map_err(|_| store.claim_timed_out(&key))?;
+        .map_err(|_| store.claim_timed_out(&key))??;
     match claim {
         Claim::Compute(ticket) => {
             // Recorded before the session has the ticket, because the end of the session records that the claim is

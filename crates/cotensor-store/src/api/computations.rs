@@ -10,7 +10,7 @@ pub trait ComputationStore: Send + Sync {
     /// holder computes, this call waits, as long as the store allows.
     ///
     /// # Errors
-    /// `TimedOut` after the longest wait of the store.
+    /// `TimedOut` after the longest wait of the store. The error of reading spilled results that may be read later, such as `OverBudget` or `Io`.
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
         self.claim_within(key, holder, Duration::MAX)
     }

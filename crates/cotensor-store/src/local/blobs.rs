@@ -170,8 +170,11 @@ pub(crate) fn begin(
     let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
     for (hash, (index, len)) in distinct(specs)? {
         match store.poll_claim(&blob_key(&hash, specs[index].device), holder, waiter, waker) {
-            Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
-            Poll::Ready(Claim::Compute(ticket)) => missing.push(Missing::new(ticket, hash, &specs[index], index, len)),
+            Poll::Ready(Ok(Claim::Ready(leases))) => drop(held.insert(hash, only(leases, &hash)?)),
+            Poll::Ready(Ok(Claim::Compute(ticket))) => {
+                missing.push(Missing::new(ticket, hash, &specs[index], index, len))
+            }
+            Poll::Ready(Err(error)) => return Err(error),
             Poll::Pending => drop(waiting.insert(hash)),
         }
     }

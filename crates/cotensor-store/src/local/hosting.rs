@@ -104,11 +104,23 @@ impl LocalStore {
     }
 
     /// Claims a key. Where that waits, `waker` is woken for the next call, unless `waiter` is dropped before.
-    pub(crate) fn poll_claim(&self, key: &Key, holder: &Holder, waiter: &mut Waiter<'_>, waker: &Waker) -> Poll<Claim> {
-        let _restored = self.restore_results(key, holder);
+    ///
+    /// # Errors
+    /// As [`ComputationStore::claim`](crate::ComputationStore::claim), but for `TimedOut`.
+    pub(crate) fn poll_claim(
+        &self,
+        key: &Key,
+        holder: &Holder,
+        waiter: &mut Waiter<'_>,
+        waker: &Waker,
+    ) -> Poll<Result<Claim>> {
+        let _restored = match self.restore_results(key, holder) {
+            Ok(restored) => restored,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
         match waiter.poll(*key, holder, waker) {
             Poll::Pending => Poll::Pending,
-            Poll::Ready(found) => Poll::Ready(self.claimed(*key, found)),
+            Poll::Ready(found) => Poll::Ready(Ok(self.claimed(*key, found))),
         }
     }
 

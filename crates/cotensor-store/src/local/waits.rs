@@ -30,6 +30,9 @@ pub struct UploadFuture<'a> {
 
 impl LocalStore {
     /// As [`ComputationStore::claim`](crate::ComputationStore::claim), without blocking. The caller limits the time.
+    ///
+    /// # Errors
+    /// The future's are those of [`ComputationStore::claim`](crate::ComputationStore::claim), but for `TimedOut`.
     pub fn await_claim(&self, key: &Key, holder: &Holder) -> ClaimFuture<'_> {
         ClaimFuture { store: self, key: *key, holder: holder.clone(), waiter: self.claims.waiter() }
     }
@@ -45,9 +48,9 @@ impl LocalStore {
 }
 
 impl Future for ClaimFuture<'_> {
-    type Output = Claim;
+    type Output = Result<Claim>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Claim> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Claim>> {
         let Self { store, key, holder, waiter } = &mut *self;
         store.poll_claim(key, holder, waiter, context.waker())
     }
@@ -102,7 +105,7 @@ mod tests {
         assert_eq!(store.claims.count_waiters(&key), 1);
         drop(ticket);
         assert_eq!([&abandoned, &waiting].map(|woken| woken.0.load(Ordering::SeqCst)), [0, 1]);
-        assert!(matches!(poll(&mut wait, &waiting), Poll::Ready(Claim::Compute(_))));
+        assert!(matches!(poll(&mut wait, &waiting), Poll::Ready(Ok(Claim::Compute(_)))));
     }
 
     #[test]

@@ -98,9 +98,14 @@ impl SpilledSet {
         known.or_else(|| self.segment.try_lock().ok()?.as_ref()?.check().err().map(|error| error.to_string()))
     }
 
+    /// Whether an attempt to read a set failed because its content is lost. After another error another attempt may succeed.
+    pub(crate) fn is_lost(error: &Error) -> bool {
+        matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
+    }
+
     /// Notes the error of an attempt to read it, unless another attempt may succeed.
     pub(crate) fn note_lost(&self, error: &Error) {
-        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) {
+        if Self::is_lost(error) {
             *lock(&self.lost) = Some(error.to_string());
         }
     }

@@ -1,9 +1,10 @@
 //! Spilled tensors whose storage fails, and spilled tensors that are freed.
 
 use crate::fake_disk::{FakeDisk, SharedDisk, put, spec, store};
-use cotensor_core::ErrorKind;
+use cotensor_core::{ContentHash, ErrorKind};
 use cotensor_store::{
-    EveryVersion, Holder, LocalStore, ManualClock, MemoryControl, NameFilter, TensorSpec, TensorStore,
+    Claim, ComputationStore, EveryVersion, Holder, Key, Lease, LocalStore, ManualClock, MemoryControl, NameFilter,
+    TensorSpec, TensorStore,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,4 +80,36 @@ fn shedding_takes_the_versions_of_queues_when_a_spill_fails() {
     let (_disk, store, holder) = full_store_with_queued_versions();
     assert!(store.shed_until(&mut || store.memory_usage_bytes() < 300).unwrap());
     assert_eq!(store.get("a", &holder).unwrap().bytes().unwrap(), [3; 100]);
+}
+
+fn key() -> Key {
+    Key(ContentHash::of(b"stage"))
+}
+
+fn compute(store: &LocalStore, holder: &Holder, names: &[&str]) -> Vec<Lease> {
+    let Claim::Compute(ticket) = store.claim(&key(), holder).unwrap() else { panic!("it is computed already") };
+    let reserve = |name: &&str| store.reserve(spec(name, 100, Duration::from_secs(1)), holder).unwrap();
+    ticket.publish(names.iter().map(reserve).collect()).unwrap()
+}
+
+#[test]
+fn results_stay_when_reading_them_fails_for_a_time() {
+    let (disk, store, holder) = store(100);
+    drop(compute(&store, &holder, &["result"]));
+    drop(put(&store, &holder, "other", 1).unwrap());
+    assert_eq!(store.spilled("result").len(), 1);
+    for (kind, failing_restores, is_unreadable) in [(ErrorKind::OverBudget, 1000, false), (ErrorKind::Io, 0, true)] {
+        disk.failing_restores.store(failing_restores, Ordering::SeqCst);
+        disk.unreadable.store(is_unreadable, Ordering::SeqCst);
+        let error = store.claim(&key(), &holder).err().expect("the results cannot be read");
+        assert_eq!((error.kind(), error.field()), (kind, Some("result")));
+        assert!(store.is_computed(&key()));
+    }
+    disk.unreadable.store(false, Ordering::SeqCst);
+    assert!(matches!(store.claim(&key(), &holder).unwrap(), Claim::Ready(leases) if leases.len() == 1));
+    drop(put(&store, &holder, "other", 1).unwrap());
+    // A damaged result does not come back.
+    disk.damaged.store(true, Ordering::SeqCst);
+    assert!(matches!(store.claim(&key(), &holder).unwrap(), Claim::Compute(_)));
+    assert!(!store.is_computed(&key()));
 }
