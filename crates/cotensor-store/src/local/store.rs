@@ -38,7 +38,7 @@ impl LocalStore {
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
                 if let Some(state) = &self.spill {
-                    state.results().remove(key);
+                    state.forget_result(key, record.id);
                 }
             }
         }

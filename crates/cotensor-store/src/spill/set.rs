@@ -132,6 +132,14 @@ impl SpillState {
     pub(crate) fn results(&self) -> MutexGuard<'_, HashMap<Key, Vec<TensorId>>> {
         lock(&self.results)
     }
+
+    /// Removes the results that `id` is one of, unless they were computed again.
+    pub(crate) fn forget_result(&self, key: &Key, id: TensorId) {
+        let mut results = self.results();
+        if results.get(key).is_some_and(|ids| ids.contains(&id)) {
+            results.remove(key);
+        }
+    }
 }
 
 /// The state of a version that cannot be leased.

@@ -113,3 +113,18 @@ fn results_stay_when_reading_them_fails_for_a_time() {
     assert!(matches!(store.claim(&key(), &holder).unwrap(), Claim::Compute(_)));
     assert!(!store.is_computed(&key()));
 }
+
+#[test]
+fn spilled_results_stay_when_an_older_result_is_freed() {
+    let (_disk, store, holder) = store(300);
+    let mut older = compute(&store, &holder, &["a", "b"]).into_iter();
+    let older_a = older.next().unwrap();
+    drop(older);
+    store.remove("b").unwrap();
+    drop(compute(&store, &holder, &["a", "b"]));
+    drop(put(&store, &holder, "other", 1).unwrap());
+    drop(put(&store, &holder, "another", 1).unwrap());
+    assert_eq!((store.spilled("").len(), store.is_computed(&key())), (2, true));
+    drop(older_a);
+    assert!(store.is_computed(&key()));
+}

@@ -169,7 +169,7 @@ impl LocalStore {
         if let (Some(state), Some(tensor)) = (&self.spill, set.tensor(id))
             && let Some(key) = &tensor.key
         {
-            state.results().remove(key);
+            state.forget_result(key, id);
         }
     }
 }

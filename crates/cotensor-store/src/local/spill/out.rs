@@ -52,7 +52,7 @@ impl LocalStore {
                         unqueued = self.record_change(record.name(), None);
                     }
                     if let Some(key) = &record.key() {
-                        state.results().remove(key);
+                        state.forget_result(key, record.id);
                     }
                     self.notify(|observer| observer.on_free(record));
                 }
