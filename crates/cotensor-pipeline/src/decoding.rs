@@ -1,6 +1,7 @@
 //! The decoding of a user: how tokens are chosen, and the text that a reader gets meanwhile.
 
 use super::definition::User;
+use super::settings::settings;
 use cotensor_core::Result;
 use cotensor_preprocess::family::ModelConfig;
 use cotensor_preprocess::generation::{GenerationConfig, Settings};
@@ -22,9 +23,9 @@ impl Decoding {
     /// The decoding of `user` after a prompt of `prompt` tokens.
     ///
     /// # Errors
-    /// As [`GenerationConfig::settings`].
+    /// `Invalid` for a value out of range; the error names the user's option, or file and field.
     pub fn new(user: &User, config: &GenerationConfig, model: &ModelConfig<'_>, prompt: usize) -> Result<Self> {
-        let (settings, reason) = config.settings(&user.request(), prompt, model.decoder_positions())?;
+        let (settings, reason) = settings(user, config, prompt, model.decoder_positions())?;
         let unapplied = config.unapplied().into_iter();
         let unapplied = unapplied.map(|parameter| format!("{parameter} of the model's configuration is not applied"));
         let drawn = settings.sampling.filter(|_| user.seed.is_none());

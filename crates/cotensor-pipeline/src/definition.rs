@@ -1,9 +1,10 @@
 //! Pipelines and their users, as files and programs describe them.
 
+use super::options::{field_names, read_options};
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{AnswerKind, Family, Medium, Task, TextLimit, variant};
-use cotensor_preprocess::generation::{NEW_TOKENS_MAX, Request};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::path::PathBuf;
 
@@ -11,6 +12,8 @@ use std::path::PathBuf;
 const USERS_MAX: usize = 256;
 /// The most texts of a user.
 const TEXTS_MAX: usize = 1024;
+/// The most new tokens of a user.
+pub(crate) const NEW_TOKENS_MAX: usize = 1 << 16;
 
 /// A pipeline, as described by a TOML file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -24,62 +27,69 @@ pub struct Pipeline {
     pub users: Vec<User>,
 }
 
-/// One user of a model.
+/// The fields of a user beside the options of its task.
+const IDENTITY: [&str; 5] = ["name", "model", "variant", "task", "encoder"];
+
+/// One user of a model: which task it runs, and the options of the task. This is the only list of them: files of pipelines, calls
+/// of functions, Python, the command and the browser are read into it by the names of its fields. The functions take them by
+/// position in this order.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct User {
     /// The name, unique in the pipeline.
     pub name: String,
     /// The folder of the model, relative to the pipeline file, or its name on the hub.
     pub model: String,
-    /// The variant of the model's graphs, such as `fp16`. Without one, each graph is the first variant that the model has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The variant of the model's graphs, such as `fp16`. By default, each graph is the first variant that the model has.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// The task.
     pub task: String,
     /// The encoder of another model, whose output replaces that of the task's own encoder, which is neither loaded nor
-    /// run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// run. By default, the model's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub encoder: Option<EncoderOf>,
-    /// The head graph, `onnx/HEAD.onnx` in the model's folder, for tasks with a head.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub head: Option<String>,
-    /// The user's own texts: labels to choose from, captions to rank. Without any, the task reads the input text.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// The user's own texts: labels to choose from, captions to rank. By default, the task reads the input text.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<String>,
+    /// The head graph, `onnx/HEAD.onnx` in the model's folder, for tasks with a head. By default `head`, or the head that the
+    /// model's graph has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head: Option<String>,
     /// The name of a prompt in the model's config_sentence_transformers.json, for sentence embeddings: `query`,
-    /// `document`. Without a name, the file's default prompt applies.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// `document`. By default, the file's default prompt applies.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_name: Option<String>,
     /// Whether the text is the message of a user, which the model's chat template makes a prompt, instead of a text to
-    /// continue. Without it, a text about an image that does not have the image's token is a message.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// continue. By default, a text about an image that does not have the image's token is a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub chat: Option<bool>,
-    /// The most tokens to decode.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The most tokens to decode, 1 to 65,536. By default as the model's files state, else 256.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_new_tokens: Option<usize>,
-    /// The fewest tokens to decode before the end token counts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The fewest tokens to decode before the end token counts. By default as the model's files state, else 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub min_new_tokens: Option<usize>,
-    /// The score above which an object is part of the answer, 0 to 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub threshold: Option<f32>,
-    /// Whether tokens are drawn. Without it, they are drawn if another option of sampling is given, or if the model's
+    /// Whether tokens are drawn. By default, they are drawn if another option of sampling is given, or if the model's
     /// generation_config.json wants it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub do_sample: Option<bool>,
-    /// The scores are divided by it before a token is drawn.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The scores are divided by it before a token is drawn; above 0. By default as the model's files state, else 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
-    /// The number of likeliest tokens among which one is drawn; 0 for all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of likeliest tokens among which one is drawn; 0 for all. By default as the model's files state, else 50.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
-    /// Tokens are drawn among the likeliest whose probabilities sum to this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Tokens are drawn among the likeliest whose probabilities sum to this, above 0 and at most 1. By default as the model's
+    /// files state, else 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f32>,
-    /// The seed of the draws; 0 if none is given. Equal seeds give equal texts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The seed of the draws; 0 by default. Equal seeds give equal texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
+    /// The score above which an object is part of the answer, 0 to 1; 0.5 by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f32>,
 }
 
 /// The encoder of another model.
@@ -130,6 +140,9 @@ impl Pipeline {
             if user.model.is_empty() {
                 return invalid(field("model"), "a folder or a name is required".into());
             }
+            if user.task.is_empty() {
+                return invalid(field("task"), "the name of a task is required".into());
+            }
             if user.encoder.as_ref().is_some_and(|encoder| encoder.model.is_empty()) {
                 return invalid(field("encoder.model"), "a folder or a name is required".into());
             }
@@ -147,6 +160,25 @@ impl Pipeline {
 }
 
 impl User {
+    /// The names of the options of tasks.
+    pub fn option_names() -> Vec<&'static str> {
+        field_names::<Self>().iter().copied().filter(|name| !IDENTITY.contains(name)).collect()
+    }
+
+    /// A user without a name, a model and a task, with the options `given`.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown option and for a value of another type; the error names the option.
+    pub fn with_options(given: &Map<String, Value>) -> Result<Self> {
+        let known = Self::option_names();
+        match given.keys().find(|name| !known.contains(&name.as_str())) {
+            Some(unknown) => {
+                Err(Error::invalid(format!("unknown option; the options are {}", known.join(", "))).in_field(unknown))
+            }
+            None => read_options(given),
+        }
+    }
+
     /// Whether the task reads the input of type `medium`. True for a task that the family does not have or that cannot take
     /// the user's texts: running it gives the error.
     pub fn reads(&self, family: &Family, medium: Medium) -> bool {
@@ -168,20 +200,6 @@ impl User {
         match self.texts.as_slice() {
             [] => Ok(vec![input?]),
             texts => Ok(texts.iter().map(String::as_str).collect()),
-        }
-    }
-
-    /// What the user requests of a decoding.
-    pub fn request(&self) -> Request<'_> {
-        Request {
-            user: &self.name,
-            max_new_tokens: self.max_new_tokens,
-            min_new_tokens: self.min_new_tokens,
-            do_sample: self.do_sample,
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            seed: self.seed,
         }
     }
 
@@ -210,6 +228,12 @@ impl User {
         Ok(())
     }
 
+    /// The first given option that needs sampling.
+    pub(crate) fn sampling_option(&self) -> Option<&'static str> {
+        let temperature = self.temperature.map(|_| "temperature");
+        temperature.or(self.top_k.map(|_| "top_k")).or(self.top_p.map(|_| "top_p")).or(self.seed.map(|_| "seed"))
+    }
+
     /// Refuses options that `task` does not read.
     ///
     /// # Errors
@@ -221,15 +245,9 @@ impl User {
         if self.head.is_some() && !task.head {
             return refuse("head", "has no head");
         }
-        let of_decoding = [
-            ("max_new_tokens", self.max_new_tokens.is_some() || self.min_new_tokens.is_some()),
-            ("do_sample", self.do_sample.is_some()),
-            ("temperature", self.temperature.is_some()),
-            ("top_k", self.top_k.is_some()),
-            ("top_p", self.top_p.is_some()),
-            ("seed", self.seed.is_some()),
-        ];
-        if let Some((option, _)) = of_decoding.into_iter().find(|(_, given)| *given && !task.answer.is_decoded()) {
+        let has_limit = self.max_new_tokens.is_some() || self.min_new_tokens.is_some();
+        let of_decoding = has_limit.then_some("max_new_tokens").or(self.do_sample.map(|_| "do_sample"));
+        if let Some(option) = of_decoding.or(self.sampling_option()).filter(|_| !task.answer.is_decoded()) {
             return refuse(option, "decodes no text");
         }
         if self.prompt_name.is_some() && task.answer != AnswerKind::Sentence {
@@ -259,6 +277,7 @@ impl User {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn pipeline_is_parsed_and_invalid_fields_are_named() {
@@ -267,6 +286,7 @@ mod tests {
         for (bad, names) in [
             ("", "user"),
             ("[[user]]\nname='a'\n", "model"),
+            ("[[user]]\nname='a'\nmodel='m'\n", "user[0].task"),
             ("[[user]]\nname=''\nmodel='m'\ntask='t'\n", "user[0].name"),
             (&format!("{good}{good}")[..], "user[1].name"),
             (&format!("{good}colour='red'\n")[..], "colour"),
@@ -281,6 +301,26 @@ mod tests {
         ] {
             let error = Pipeline::parse(bad).unwrap_err().to_string();
             assert!(error.contains(names), "{bad:?} gave {error:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_read_by_name_and_wrong_ones_are_named() {
+        let read = |options: Value| User::with_options(options.as_object().unwrap());
+        let user = read(json!({"top_k": 3, "temperature": 2, "seed": null})).unwrap();
+        assert_eq!((user.top_k, user.temperature, user.seed), (Some(3), Some(2.0), None));
+        for (wrong, field, message) in [
+            (json!({"colour": 1}), "colour", "unknown option; the options are texts, head, prompt_name"),
+            (json!({"model": "m"}), "model", "unknown option"),
+            (json!({"top_k": 1.5}), "top_k", "an integer of 0 or more is required, not 1.5"),
+            (json!({"seed": -1}), "seed", "an integer of 0 or more is required, not -1"),
+            (json!({"do_sample": "yes"}), "do_sample", "true or false is required, not yes"),
+            (json!({"top_p": 1, "threshold": "NaN"}), "threshold", "a number is required, not NaN"),
+            (json!({"head": 1}), "head", "a string is required, not 1"),
+            (json!({"texts": "one"}), "texts", "a list is required, not one"),
+        ] {
+            let error = read(wrong).unwrap_err();
+            assert!(error.field() == Some(field) && error.message().starts_with(message), "{error}");
         }
     }
 }

@@ -19,7 +19,9 @@ mod text;
 
 pub use adapted::{ADAPTER, EncoderUse, Samples, SharedEmbedding, encode, encoder_of, fit_adapter, inputs_of};
 pub(crate) use cotensor_pipeline::argmax;
-pub use cotensor_pipeline::{Answer, Constant, EncoderOf, Object, Output, Pipeline, StageReport, User, UserReport};
+pub use cotensor_pipeline::{
+    Answer, Constant, EncoderOf, Object, Output, Pipeline, StageReport, User, UserReport, field_names, read_options,
+};
 pub use cotensor_preprocess::family::Medium;
 pub use embedding::{EmbedderInput, TextEmbedder, TextEmbedding};
 pub use encoded::{Encoded, RowParts};

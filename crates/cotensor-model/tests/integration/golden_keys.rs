@@ -5,8 +5,9 @@ use crate::support::{runtime, tiny};
 use cotensor_core::{ContentHash, DType};
 use cotensor_graph::key::{Execution, StageIdentity, array_identity, output_identity};
 use cotensor_model::preprocess::family::ModelConfig;
-use cotensor_model::preprocess::generation::{GenerationConfig, Request, languages, speech_prompt};
+use cotensor_model::preprocess::generation::{GenerationConfig, languages, speech_prompt};
 use cotensor_model::stage::Stage;
+use cotensor_pipeline::{Decoding, User};
 use cotensor_store::LocalStore;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -75,7 +76,6 @@ fn decodings() -> Value {
     let config = ModelConfig { family, values: &values, folder: Path::new("") };
     let count = values["vocab_size"].as_u64().unwrap() as usize;
     let end = found["eos_token_id"].as_u64().unwrap() as usize;
-    let positions = values["max_target_positions"].as_u64().map(|positions| positions as usize);
     let requests = [
         (json!({"user": "u", "max_new_tokens": 30}), false),
         (json!({"user": "u"}), false),
@@ -88,20 +88,12 @@ fn decodings() -> Value {
     let written = requests.map(|(request, timed)| {
         let plain = GenerationConfig::of(&config, Some(&found), "transcription").unwrap();
         let mut prompt = speech_prompt(&plain, Some(languages(&plain)[1].1), "transcribe").unwrap();
-        let config = if timed { plain.with_timestamps().unwrap().unwrap().0 } else { plain };
-        prompt.extend(config.token("no_timestamps_token_id").unwrap().filter(|_| !timed));
-        let number = |name: &str| request[name].as_f64().map(|number| number as f32);
-        let length = |name: &str| request[name].as_u64().map(|length| length as usize);
-        let asked = Request {
-            user: "u",
-            max_new_tokens: length("max_new_tokens"),
-            temperature: number("temperature"),
-            top_k: length("top_k"),
-            top_p: number("top_p"),
-            seed: request["seed"].as_u64(),
-            ..Request::default()
-        };
-        let (settings, _) = config.settings(&asked, prompt.len(), positions).unwrap();
+        let generation = if timed { plain.with_timestamps().unwrap().unwrap().0 } else { plain };
+        prompt.extend(generation.token("no_timestamps_token_id").unwrap().filter(|_| !timed));
+        let mut options = request.as_object().unwrap().clone();
+        options.remove("user");
+        let user = User { name: "u".to_owned(), ..User::with_options(&options).unwrap() };
+        let settings = Decoding::new(&user, &generation, &config, prompt.len()).unwrap().settings;
         let mut tokens = Vec::new();
         while tokens.len() < settings.max {
             let token = settings.next_token(&mut scores(tokens.len(), count, end), &prompt, &tokens).unwrap();

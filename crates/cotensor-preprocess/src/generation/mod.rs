@@ -9,7 +9,7 @@ mod settings;
 mod speech;
 mod timestamps;
 
-pub use config::{FILE, GenerationConfig, NEW_TOKENS_MAX, Request};
+pub use config::{FILE, GenerationConfig};
 pub use sampling::Sampling;
 pub use scores::process;
 pub use settings::Settings;

@@ -7,9 +7,7 @@ mod decoder;
 mod embeds;
 mod state;
 
-pub use cotensor_preprocess::generation::{
-    GenerationConfig, Request, Sampling, Settings, TimedSegment, Timestamps, process,
-};
+pub use cotensor_preprocess::generation::{GenerationConfig, Sampling, Settings, TimedSegment, Timestamps, process};
 pub use decoder::{Decoder, DecoderGraph};
 pub use embeds::Embeds;
 pub(super) use embeds::features;
