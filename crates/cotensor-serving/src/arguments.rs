@@ -3,6 +3,7 @@
 use cotensor_core::{DType, Error, Result};
 use cotensor_functions::{Arguments, Value};
 use cotensor_model::pipeline::Inputs;
+use serde_json::{Map, Number, Value as Json};
 use std::path::Path;
 
 /// Arguments by name. Positional arguments take the names in order.
@@ -64,14 +65,18 @@ impl<'a> NamedArguments<'a> {
         count.map(Some).map_err(|error| error.in_field(name))
     }
 
-    pub(super) fn number(&self, name: &str) -> Result<Option<f32>> {
-        let number = self.optional(name).map(|value| value.as_float().map(|number| number as f32));
-        number.transpose().map_err(|error| error.in_field(name))
-    }
-
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>> {
         let flag = self.optional(name).map(Value::as_bool);
         flag.transpose().map_err(|error| error.in_field(name))
+    }
+
+    /// Those of the arguments `names` that are given, as JSON.
+    ///
+    /// # Errors
+    /// `Invalid` for an argument that JSON does not have.
+    pub(super) fn options(&self, names: &[&str]) -> Result<Map<String, Json>> {
+        let given = names.iter().filter_map(|name| Some((*name, self.optional(name)?)));
+        given.map(|(name, value)| Ok((name.to_owned(), json(value).map_err(|error| error.in_field(name))?))).collect()
     }
 
     /// The given text, image and audio.
@@ -130,12 +135,33 @@ pub(super) fn map<const N: usize>(entries: [(&str, Value); N]) -> Value {
     Value::Map(entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
+/// Converts a value without tensors, bytes and objects to JSON.
+///
+/// # Errors
+/// `Invalid` for another value.
+fn json(value: &Value) -> Result<Json> {
+    Ok(match value {
+        Value::Null => Json::Null,
+        Value::Bool(truth) => (*truth).into(),
+        Value::Int(number) => (*number).into(),
+        Value::Float(number) => {
+            let infinite = || Error::invalid(format!("a number is required, not {number}"));
+            Json::Number(Number::from_f64(*number).ok_or_else(infinite)?)
+        }
+        Value::String(text) => text.as_str().into(),
+        Value::List(values) | Value::Tuple(values) => Json::Array(values.iter().map(json).collect::<Result<_>>()?),
+        other => {
+            let message = format!("text, a number, a truth value or a list is expected, not {}", other.kind());
+            return Err(Error::invalid(message));
+        }
+    })
+}
+
 /// Converts JSON without tensors to a value.
 ///
 /// # Errors
 /// `Unsupported` for a number beyond 64 bits.
-pub(super) fn plain(json: serde_json::Value) -> Result<Value> {
-    use serde_json::Value as Json;
+pub(super) fn plain(json: Json) -> Result<Value> {
     Ok(match json {
         Json::Null => Value::Null,
         Json::Bool(value) => Value::Bool(value),

@@ -4,7 +4,7 @@
 //! | function | arguments | result |
 //! |---|---|---|
 //! | `model.open` | `folder`, `variant` | a reference, which keeps the model open |
-//! | `model.run` | `model`, `variant`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `chat`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
+//! | `model.run` | `model`, `variant`, `task`; depending on the task: `text`, `image`, `audio`, and the options of a [`User`](cotensor_model::pipeline::User) | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `variant`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //! | `model.embed` | `model`, `texts`, `prompt_name`, `variant`, `pooling`, `dimensions`, `truncate` (false refuses a text that is too long), `first_index` (of the first text in the caller's list, for errors) | `embeddings` (a tensor: one row for each text), `tokens` (counts), `truncated` (positions of the texts that were cut), `notices` |
 //! | `model.load` | `model`, `variant`, `ttl_s`, `pinned` | the entry of `model.list` |
@@ -21,4 +21,4 @@ mod loaded;
 pub mod v1;
 
 pub use functions::model_functions;
-pub use loaded::{EmbedRequest, Embedded, LoadedModels, ServingOptions, TextsError};
+pub use loaded::{EmbedOptions, Embedded, LoadedModels, ServingOptions, TextsError};

@@ -4,17 +4,15 @@ mod manage;
 mod run;
 
 use crate::arguments::{NamedArguments, map};
-use crate::{EmbedRequest, LoadedModels};
+use crate::{EmbedOptions, LoadedModels};
 use cotensor_core::{DType, Result};
 use cotensor_functions::{Arguments, Context, Failure, Options, ProviderBuilder, Value};
-use cotensor_model::pipeline::EmbedderInput;
-use run::VARIANT;
+use cotensor_model::pipeline::{EmbedderInput, field_names, read_options};
 use std::sync::Arc;
 
 const EMBED_SUMMARY: &str = "Embeds texts. Arguments: model (a folder's absolute path, or a name on the hub), texts, prompt_name, \
     variant (of its graphs), pooling (in place of that of the model's files: mean, cls, ...), dimensions, truncate (false refuses a \
     text that is too long), first_index (of the first text in the caller's list, for errors). Texts of concurrent calls run together.";
-const EMBED: &[&str] = &["model", "texts", "prompt_name", VARIANT, "pooling", "dimensions", "truncate", "first_index"];
 
 /// Adds the functions of models to a provider. The models must use the provider's store, so that results are passed without a copy.
 pub fn model_functions(builder: ProviderBuilder, models: Arc<LoadedModels>) -> ProviderBuilder {
@@ -30,7 +28,7 @@ pub fn model_functions(builder: ProviderBuilder, models: Arc<LoadedModels>) -> P
             ),
             move |arguments, _| run::open(&opening, arguments),
         )
-        .function("model.run", Options::new(run::RUN_SUMMARY), move |arguments, context| {
+        .function("model.run", Options::new(&run::run_summary()), move |arguments, context| {
             run::run(&running, arguments, context)
         })
         .function("model.stage", Options::new(run::STAGE_SUMMARY), move |arguments, context| {
@@ -52,20 +50,14 @@ pub fn model_functions(builder: ProviderBuilder, models: Arc<LoadedModels>) -> P
 
 /// The embeddings of texts as one tensor, with the number of tokens of each, and what happened to the texts.
 fn embed(models: &LoadedModels, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
-    let arguments = NamedArguments::new(arguments, EMBED)?;
+    let names = field_names::<EmbedOptions>();
+    let arguments = NamedArguments::new(arguments, &[&["model", "texts"], names].concat())?;
     let model = arguments.required("model")?.as_str()?;
-    let request = EmbedRequest {
-        texts: arguments.texts("texts")?.into_iter().map(EmbedderInput::Text).collect(),
-        prompt_name: arguments.text("prompt_name")?,
-        pooling: arguments.text("pooling")?,
-        dimensions: arguments.count("dimensions")?,
-        refuses_long: arguments.flag("truncate")? == Some(false),
-    };
-    let variant = arguments.text(VARIANT)?;
-    let first = arguments.count("first_index")?.unwrap_or(0);
+    let texts = arguments.texts("texts")?.into_iter().map(EmbedderInput::Text).collect();
+    let options: EmbedOptions = read_options(&arguments.options(names)?)?;
     context.check()?;
-    let embedded = models.embed_now(model, variant.as_deref(), request);
-    let embedded = embedded.map_err(|error| error.in_list("texts", first))?;
+    let embedded = models.embed_now(model, texts, &options);
+    let embedded = embedded.map_err(|error| error.in_list("texts", options.first_index))?;
     let truncated: Vec<Value> = embedded.truncated().map(|at| (at as i64).into()).collect();
     let embeddings = &embedded.embeddings;
     let width = embeddings.first().map_or(0, |embedding| embedding.values.len());

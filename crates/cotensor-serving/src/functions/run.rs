@@ -10,34 +10,23 @@ use cotensor_model::tensor::Value as StageValue;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Descriptions for lists of functions. They name every argument of [`RUN`] and [`STAGE`].
-pub(super) const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, a name on the hub, or the \
-    result of model.open), variant (of its graphs, such as fp16), task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
-    texts (labels, texts to rank), head, prompt_name, chat, max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, seed, \
-    threshold.";
 pub(super) const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, a name on the \
     hub, or the result of model.open), variant (of its graphs), role, inputs (tensors by name).";
-const RUN: &[&str] = &[
-    "task",
-    "text",
-    "image",
-    "audio",
-    "texts",
-    "head",
-    "prompt_name",
-    "chat",
-    "max_new_tokens",
-    "min_new_tokens",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "threshold",
-];
+/// The arguments of [`run`] before the options of the task.
+const INPUTS: [&str; 4] = ["task", "text", "image", "audio"];
 const STAGE: &[&str] = &["role", "inputs"];
 /// An argument beside `model`. By position, it comes last.
 pub(super) const VARIANT: &str = "variant";
+
+/// The description of [`run`] for lists of functions.
+pub(super) fn run_summary() -> String {
+    format!(
+        "Runs a task with a model. Arguments: model (a folder's absolute path, a name on the hub, or the result of model.open), \
+         variant (of its graphs, such as fp16), task, and as the task needs them text, image, audio (image and audio: an \
+         absolute path, the file's bytes or a uint8 tensor), and its options: {}.",
+        User::option_names().join(", ")
+    )
+}
 
 /// The object behind a reference to an open model, which stays loaded.
 struct OpenModel(Arc<LoadedModel>);
@@ -49,7 +38,7 @@ impl Managed for OpenModel {
         match method {
             "run" => {
                 let _request = self.0.request();
-                run_with(model, &NamedArguments::new(arguments, RUN)?, context)
+                run_with(model, &NamedArguments::new(arguments, &run_names(&[], &[]))?, context)
             }
             "stage" => {
                 let _request = self.0.request();
@@ -84,7 +73,7 @@ pub(super) fn open(models: &LoadedModels, arguments: &Arguments) -> Result<Value
 }
 
 pub(super) fn run(models: &LoadedModels, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
-    let arguments = NamedArguments::new(arguments, &[&["model"], RUN, &[VARIANT]].concat())?;
+    let arguments = NamedArguments::new(arguments, &run_names(&["model"], &[VARIANT]))?;
     let loaded = model(models, &arguments)?;
     let _request = loaded.request();
     run_with(&loaded.model, &arguments, context)
@@ -95,6 +84,11 @@ pub(super) fn stage(models: &LoadedModels, arguments: &Arguments, context: &Cont
     let loaded = model(models, &arguments)?;
     let _request = loaded.request();
     stage_with(&loaded.model, &arguments, context)
+}
+
+/// The arguments of [`run`] between those `before` and `after`.
+fn run_names(before: &[&'static str], after: &[&'static str]) -> Vec<&'static str> {
+    [before, INPUTS.as_slice(), User::option_names().as_slice(), after].concat()
 }
 
 /// The model of a reference, a folder or a name.
@@ -129,21 +123,8 @@ fn run_with(model: &Model, arguments: &NamedArguments<'_>, context: &Context) ->
     let user = User {
         name: context.client().to_owned(),
         model: model.name(),
-        variant: None,
         task: arguments.required("task")?.as_str()?.to_owned(),
-        encoder: None,
-        head: arguments.text("head")?,
-        texts: arguments.texts("texts")?,
-        prompt_name: arguments.text("prompt_name")?,
-        chat: arguments.flag("chat")?,
-        max_new_tokens: arguments.count("max_new_tokens")?,
-        min_new_tokens: arguments.count("min_new_tokens")?,
-        do_sample: arguments.flag("do_sample")?,
-        temperature: arguments.number("temperature")?,
-        top_k: arguments.count("top_k")?,
-        top_p: arguments.number("top_p")?,
-        seed: arguments.count("seed")?.map(|seed| seed as u64),
-        threshold: arguments.number("threshold")?,
+        ..User::with_options(&arguments.options(&User::option_names())?)?
     };
     let inputs = arguments.inputs()?;
     context.check()?;

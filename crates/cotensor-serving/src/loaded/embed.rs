@@ -2,23 +2,33 @@
 
 use cotensor_core::{Error, Result};
 use cotensor_model::model::Model;
-use cotensor_model::pipeline::{EmbedderInput, TextEmbedding};
+use cotensor_model::pipeline::TextEmbedding;
 use cotensor_model::preprocess::text::normalized;
+use serde::Deserialize;
 use std::collections::BTreeSet;
 
-/// What is embedded, and how.
-#[derive(Clone, Debug, Default)]
-pub struct EmbedRequest {
-    /// The texts.
-    pub texts: Vec<EmbedderInput>,
-    /// The prompt of the model that is put before each text.
+/// How texts are embedded: the arguments of `model.embed` beside the model and the texts, in this order.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EmbedOptions {
+    /// The prompt of the model that is put before each text. By default, the default prompt of the model's files.
     pub prompt_name: Option<String>,
-    /// The pooling, in place of that of the model's files.
+    /// The variant of the model's graphs. By default, the first one that the model has.
+    pub variant: Option<String>,
+    /// The pooling. By default, that of the model's files.
     pub pooling: Option<String>,
     /// The number of dimensions; all by default. The first ones are scaled to length 1.
     pub dimensions: Option<usize>,
-    /// Whether a text that is too long is an error. By default its end is cut off.
-    pub refuses_long: bool,
+    /// Whether the end of a text that is too long is cut off, as by default. Otherwise, such a text is an error.
+    pub truncate: bool,
+    /// The position of the first text in the caller's list, for errors; 0 by default.
+    pub first_index: usize,
+}
+
+impl Default for EmbedOptions {
+    fn default() -> Self {
+        Self { prompt_name: None, variant: None, pooling: None, dimensions: None, truncate: true, first_index: 0 }
+    }
 }
 
 /// The embeddings of a request.
@@ -41,18 +51,17 @@ impl Embedded {
     pub(super) fn of(
         model: &Model,
         embeddings: Vec<TextEmbedding>,
-        dimensions: Option<usize>,
-        refuses_long: bool,
+        options: &EmbedOptions,
     ) -> Result<Self, TextsError> {
         let notices: BTreeSet<&str> = embeddings.iter().filter_map(|embedding| embedding.notice.as_deref()).collect();
         let notices = notices.into_iter().map(str::to_owned).collect();
         let mut this = Self { embeddings, notices };
-        if let Some(at) = this.truncated().next().filter(|_| refuses_long) {
+        if let Some(at) = this.truncated().next().filter(|_| !options.truncate) {
             let tokens = this.embeddings[at].tokens;
             let message = format!("the text is longer than the {tokens} tokens that the model reads");
             return Err(TextsError::of_text(at, Error::invalid(message).in_field("truncate")));
         }
-        let (Some(count), Some(first)) = (dimensions, this.embeddings.first()) else { return Ok(this) };
+        let (Some(count), Some(first)) = (options.dimensions, this.embeddings.first()) else { return Ok(this) };
         let all = first.values.len();
         if count == 0 || count > all {
             let message = format!("the embeddings of this model have {all} dimensions");

@@ -6,6 +6,6 @@ mod model;
 mod table;
 
 pub(crate) use embed::in_words;
-pub use embed::{EmbedRequest, Embedded, TextsError};
+pub use embed::{EmbedOptions, Embedded, TextsError};
 pub(crate) use model::{LoadedModel, ModelInfo, ModelKey, Score};
 pub use table::{LoadedModels, ServingOptions};

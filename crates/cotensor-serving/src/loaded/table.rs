@@ -1,5 +1,5 @@
 use super::batches::PendingEmbeddings;
-use super::embed::{EmbedRequest, Embedded, TextsError};
+use super::embed::{EmbedOptions, Embedded, TextsError};
 use super::model::{LoadedModel, ModelInfo, ModelKey, Score};
 use cotensor_core::sync::{lock, read, write};
 use cotensor_core::{Error, ErrorKind, Result};
@@ -180,14 +180,17 @@ impl LoadedModels {
     ///
     /// # Errors
     /// As [`embed_now`](Self::embed_now).
-    pub(crate) async fn embed(self: &Arc<Self>, name: &str, request: EmbedRequest) -> Result<Embedded, TextsError> {
-        let (this, name) = (Arc::clone(self), name.to_owned());
-        let EmbedRequest { texts, prompt_name, pooling, dimensions, refuses_long } = request;
-        let submit = move || this.submit(&name, None, texts, (prompt_name, pooling));
-        let (answer, loaded) = blocking(submit).await?;
+    pub(crate) async fn embed(
+        self: &Arc<Self>,
+        name: &str,
+        texts: Vec<EmbedderInput>,
+        options: EmbedOptions,
+    ) -> Result<Embedded, TextsError> {
+        let (this, name, submitted) = (Arc::clone(self), name.to_owned(), options.clone());
+        let (answer, loaded) = blocking(move || this.submit(&name, texts, &submitted)).await?;
         let _request = loaded.request();
         let embeddings = answer.await.unwrap_or_else(|_| Err(failed()))?;
-        Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
+        Embedded::of(&loaded.model, embeddings, &options)
     }
 
     /// The embeddings of texts, together with those of concurrent requests. Loads the model if needed, and blocks.
@@ -196,25 +199,28 @@ impl LoadedModels {
     /// `OverBudget` when too many models are in use; `Invalid` for more dimensions than the model has, and for a text that is too
     /// long if the request refuses it; as [`Runtime::open_variant`] and
     /// [`TextEmbedder::embed_each`](cotensor_model::pipeline::TextEmbedder::embed_each).
-    pub fn embed_now(&self, name: &str, variant: Option<&str>, request: EmbedRequest) -> Result<Embedded, TextsError> {
-        let EmbedRequest { texts, prompt_name, pooling, dimensions, refuses_long } = request;
-        let (answer, loaded) = self.submit(name, variant, texts, (prompt_name, pooling))?;
+    pub fn embed_now(
+        &self,
+        name: &str,
+        texts: Vec<EmbedderInput>,
+        options: &EmbedOptions,
+    ) -> Result<Embedded, TextsError> {
+        let (answer, loaded) = self.submit(name, texts, options)?;
         let _request = loaded.request();
         let embeddings = answer.blocking_recv().unwrap_or_else(|_| Err(failed()))?;
-        Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
+        Embedded::of(&loaded.model, embeddings, options)
     }
 
     fn submit(
         &self,
         name: &str,
-        variant: Option<&str>,
         texts: Vec<EmbedderInput>,
-        (prompt_name, pooling): (Option<String>, Option<String>),
+        options: &EmbedOptions,
     ) -> Result<(PendingEmbeddings, Arc<LoadedModel>)> {
-        let loaded = self.get(name, variant)?;
-        let batches = loaded.batches(&self.runtime(), self.options.caches_results, pooling.as_deref());
-        let pending = batches.inspect_err(|_| self.forget_empty(&loaded))?.embed(texts, prompt_name);
-        Ok((pending, loaded))
+        let loaded = self.get(name, options.variant.as_deref())?;
+        let batches = loaded.batches(&self.runtime(), self.options.caches_results, options.pooling.as_deref());
+        let batches = batches.inspect_err(|_| self.forget_empty(&loaded))?;
+        Ok((batches.embed(texts, options.prompt_name.clone()), loaded))
     }
 
     /// The time without requests after which a model is unloaded, unless its own is set.

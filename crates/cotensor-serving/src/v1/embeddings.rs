@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::request::{Fields, check_count, kind};
-use crate::loaded::{EmbedRequest, Embedded, LoadedModels};
+use crate::loaded::{EmbedOptions, Embedded, LoadedModels};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -81,11 +81,11 @@ pub(super) async fn create(
             return Err(ApiError::invalid("encoding_format", format!("{other:?} is neither float nor base64")));
         }
     };
-    let request = request(&mut fields, texts)?;
+    let options = options(&mut fields)?;
     let normalizes = normalizes(&mut fields)?;
     only_floats(&mut fields)?;
     fields.refuse(UNSUPPORTED)?;
-    let embedded = embedded(&models, &model, "input", request).await?;
+    let embedded = embedded(&models, &model, "input", texts, options).await?;
     let headers = truncated(&embedded);
     let Embedded { embeddings, notices } = embedded;
     let tokens = embeddings.iter().map(|embedding| embedding.tokens).sum();
@@ -112,24 +112,24 @@ pub(super) async fn embed(
     let mut fields = Fields::of(body)?;
     let model = fields.model_or_only(&models, AnswerKind::Sentence)?;
     let texts = inputs(&mut fields, "inputs")?;
-    let request = request(&mut fields, texts)?;
+    let options = options(&mut fields)?;
     normalizes(&mut fields)?;
     fields.refuse_left_truncation()?;
     fields.refuse(UNSUPPORTED)?;
-    let embedded = embedded(&models, &model, "inputs", request).await?;
+    let embedded = embedded(&models, &model, "inputs", texts, options).await?;
     let headers = truncated(&embedded);
     let rows: Vec<Vec<f32>> = embedded.embeddings.iter().map(|embedding| normalized(&embedding.values)).collect();
     Ok((headers, Json(rows)))
 }
 
 /// The options that all forms of requests have.
-fn request(fields: &mut Fields, texts: Vec<EmbedderInput>) -> Result<EmbedRequest, ApiError> {
-    Ok(EmbedRequest {
-        texts,
+fn options(fields: &mut Fields) -> Result<EmbedOptions, ApiError> {
+    Ok(EmbedOptions {
         prompt_name: fields.one_of(["prompt_name", "input_type"], prompt_name)?,
         pooling: fields.text("pooling")?,
         dimensions: fields.one_of(["dimensions", "output_dimension"], Fields::count)?,
-        refuses_long: !fields.truncates()?,
+        truncate: fields.truncates()?,
+        ..EmbedOptions::default()
     })
 }
 
@@ -138,10 +138,11 @@ async fn embedded(
     models: &Arc<LoadedModels>,
     model: &str,
     list: &str,
-    request: EmbedRequest,
+    texts: Vec<EmbedderInput>,
+    options: EmbedOptions,
 ) -> Result<Embedded, ApiError> {
-    let has_tokens = request.texts.iter().any(|text| matches!(text, EmbedderInput::Tokens(_)));
-    models.embed(model, request).await.map_err(|failed| {
+    let has_tokens = texts.iter().any(|text| matches!(text, EmbedderInput::Tokens(_)));
+    models.embed(model, texts, options).await.map_err(|failed| {
         let error = ApiError::of_texts(model, list, &failed);
         match failed.text {
             Some(_) if has_tokens => error.followed(

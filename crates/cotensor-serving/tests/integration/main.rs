@@ -101,8 +101,10 @@ fn model_reference_runs_in_another_process() {
     assert!(known.len() > 7 && known.iter().all(|name| summary.contains(name)), "{known:?}: {summary}");
     let relative = functions.call("model.open", &Arguments::new().arg("tiny/vit")).unwrap_err();
     assert!(relative.to_string().contains("absolute"), "{relative}");
-    let unknown = Arguments::new().arg(vit).arg("image-embedding").named("colour", "red");
-    assert!(functions.call("model.run", &unknown).unwrap_err().to_string().contains("colour"));
+    for (option, wrong) in [("colour", Value::from("red")), ("top_k", 1.5.into()), ("chat", "yes".into())] {
+        let said = Arguments::new().arg(vit.clone()).arg("image-embedding").named(option, wrong);
+        assert!(functions.call("model.run", &said).unwrap_err().to_string().contains(option), "{option}");
+    }
     let missing = functions.call("model.open", &Arguments::new().arg(folder("nothing"))).unwrap_err();
     assert_eq!((missing.kind(), &*missing.failure().unwrap().kind), (ErrorKind::Engine, "not_found"));
 }
