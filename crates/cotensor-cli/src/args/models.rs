@@ -4,6 +4,8 @@ use super::RuntimeArgs;
 use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, Args, Command};
 use cotensor::model::family::{tasks, variants};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
@@ -32,72 +34,68 @@ pub(crate) struct RunArgs {
     /// Variant of the model's graphs, such as fp16, int8 or q4 [default: for each graph, the first that the model has].
     #[arg(long, value_name = "NAME", value_parser = variant_names(), hide_possible_values = true)]
     pub(crate) variant: Option<String>,
-    /// Head of the model: its graph onnx/NAME.onnx.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) head: Option<String>,
-    /// Name of a prompt of the model, for sentence embeddings [default: the model's default prompt].
-    #[arg(long, value_name = "NAME")]
-    pub(crate) prompt_name: Option<String>,
     #[command(flatten)]
-    pub(crate) decoding: DecodingArgs,
-    /// Score above which an object counts, from 0 to 1 [default: 0.5].
-    #[arg(long, value_name = "SCORE")]
-    pub(crate) threshold: Option<f32>,
+    pub(crate) options: TaskOptions,
+    /// Print the text while it is decoded, and nothing else; notices go to standard error.
+    #[arg(long, conflicts_with_all = ["json", "compare"])]
+    pub(crate) stream: bool,
     /// Also run without sharing, and print the largest difference of the outputs. Exit code 1 when they differ (on ort, by more than
     /// rounding: 0.00001).
     #[arg(long)]
     pub(crate) compare: bool,
 }
 
-/// How a text is decoded.
-#[derive(Args)]
-pub(crate) struct DecodingArgs {
+/// The options of a task: fields of `User` with the same names.
+#[derive(Args, Serialize)]
+pub(crate) struct TaskOptions {
+    /// Head of the model: its graph onnx/NAME.onnx.
+    #[arg(long, value_name = "NAME")]
+    head: Option<String>,
+    /// Name of a prompt of the model, for sentence embeddings [default: the model's default prompt].
+    #[arg(long, value_name = "NAME")]
+    prompt_name: Option<String>,
     /// Answer the text as the message of a user, by the model's chat template, or continue it [default: true for a text about an
     /// image that does not have the image's token].
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    pub(crate) chat: Option<bool>,
+    chat: Option<bool>,
     /// Maximum number of tokens to decode.
     #[arg(long, value_name = "N")]
-    pub(crate) max_new_tokens: Option<usize>,
+    max_new_tokens: Option<usize>,
     /// Number of tokens to decode before the end token counts.
     #[arg(long, value_name = "N")]
-    pub(crate) min_new_tokens: Option<usize>,
+    min_new_tokens: Option<usize>,
     /// Draw tokens, or choose the likeliest one [default: true if an option below is given, else as the model's
     /// generation_config.json states].
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    pub(crate) do_sample: Option<bool>,
+    do_sample: Option<bool>,
     /// Divide the scores by this number before a token is drawn.
-    #[arg(long, value_name = "T")]
-    pub(crate) temperature: Option<f32>,
+    #[arg(long, value_name = "T", value_parser = finite)]
+    temperature: Option<f32>,
     /// Draw among this number of likeliest tokens; 0 for all.
     #[arg(long, value_name = "K")]
-    pub(crate) top_k: Option<usize>,
+    top_k: Option<usize>,
     /// Draw among the likeliest tokens whose probabilities sum to this number.
-    #[arg(long, value_name = "P")]
-    pub(crate) top_p: Option<f32>,
+    #[arg(long, value_name = "P", value_parser = finite)]
+    top_p: Option<f32>,
     /// Seed of the draws: equal seeds give equal texts [default: 0].
     #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
-    /// Print the text while it is decoded, and nothing else; notices go to standard error.
-    #[arg(long, conflicts_with_all = ["json", "compare"])]
-    pub(crate) stream: bool,
+    seed: Option<u64>,
+    /// Score above which an object counts, from 0 to 1 [default: 0.5].
+    #[arg(long, value_name = "SCORE", value_parser = finite)]
+    threshold: Option<f32>,
 }
 
-impl DecodingArgs {
-    /// The options with their names, and whether each is given.
-    pub(crate) fn given(&self) -> [(&'static str, bool); 9] {
-        [
-            ("--chat", self.chat.is_some()),
-            ("--max-new-tokens", self.max_new_tokens.is_some()),
-            ("--min-new-tokens", self.min_new_tokens.is_some()),
-            ("--do-sample", self.do_sample.is_some()),
-            ("--temperature", self.temperature.is_some()),
-            ("--top-k", self.top_k.is_some()),
-            ("--top-p", self.top_p.is_some()),
-            ("--seed", self.seed.is_some()),
-            ("--stream", self.stream),
-        ]
+impl TaskOptions {
+    /// The options that are given, by name.
+    pub(crate) fn given(&self) -> Map<String, Value> {
+        let Ok(Value::Object(mut options)) = serde_json::to_value(self) else { return Map::new() };
+        options.retain(|_, value| !value.is_null());
+        options
     }
+}
+
+fn finite(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|number: &f32| number.is_finite()).ok_or_else(|| "a finite number is required".to_owned())
 }
 
 /// Download a model from the hub into its cache.

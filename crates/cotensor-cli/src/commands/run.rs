@@ -60,7 +60,7 @@ pub(crate) fn run(args: &RunArgs, program: &Program) -> Result<()> {
         steps.next(&format!("running {}", user.name));
         let (model, holder) = (models.of(user), runtime.store().holder(&user.name));
         let mut on_text = |piece: &str| {
-            if args.decoding.stream {
+            if args.stream {
                 steps.finish();
                 print_exactly(piece)?;
             }
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &RunArgs, program: &Program) -> Result<()> {
     let report = Report { pipeline: pipeline.name, users, max_abs_diff };
     if args.runtime.common.json {
         print_json(&report)?
-    } else if args.decoding.stream {
+    } else if args.stream {
         print("\n")?;
         report.users.iter().flat_map(|user| &user.notices).for_each(|notice| warn(&format!("notice: {notice}")));
     } else {

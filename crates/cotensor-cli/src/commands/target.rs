@@ -34,14 +34,11 @@ impl<'a> Target<'a> {
         if !is_toml && !path.is_file() {
             return Ok(Self::Model(path));
         }
-        let options = [
-            ("TASK", args.task.is_some()),
-            ("--head", args.head.is_some()),
-            ("--prompt-name", args.prompt_name.is_some()),
-            ("--threshold", args.threshold.is_some()),
-            ("--variant", args.variant.is_some()),
-        ];
-        if let Some((option, _)) = options.into_iter().chain(args.decoding.given()).find(|(_, given)| *given) {
+        let of_model =
+            [("TASK", args.task.is_some()), ("--variant", args.variant.is_some()), ("--stream", args.stream)];
+        let of_model = of_model.into_iter().filter(|(_, given)| *given).map(|(option, _)| option.to_owned());
+        let options = args.options.given().into_iter().map(|(name, _)| format!("--{}", name.replace('_', "-")));
+        if let Some(option) = of_model.chain(options).next() {
             return Err(Error::invalid("the users of a pipeline state this in its file").in_field(option));
         }
         if args.text.len() > 1 {
@@ -61,7 +58,7 @@ impl<'a> Target<'a> {
                 let name = path.to_str().ok_or_else(|| Error::invalid("not UTF-8").in_file(path))?;
                 let model = runtime.open_variant(path, Path::new(""), args.variant.as_deref())?;
                 let task = task(args, &model)?;
-                if args.decoding.stream && !task.answer.is_decoded() {
+                if args.stream && !task.answer.is_decoded() {
                     return Err(Error::invalid(format!("{} decodes no text", task.name)).in_field("--stream"));
                 }
                 let own_texts = match (&task.answer, args.text.as_slice()) {
@@ -76,19 +73,8 @@ impl<'a> Target<'a> {
                     variant: args.variant.clone(),
                     // As given: a translation's parameters are those of its languages.
                     task: args.task.clone().unwrap_or_else(|| task.name.clone()),
-                    encoder: None,
-                    head: args.head.clone(),
                     texts: own_texts.to_vec(),
-                    prompt_name: args.prompt_name.clone(),
-                    chat: args.decoding.chat,
-                    threshold: args.threshold,
-                    max_new_tokens: args.decoding.max_new_tokens,
-                    min_new_tokens: args.decoding.min_new_tokens,
-                    do_sample: args.decoding.do_sample,
-                    temperature: args.decoding.temperature,
-                    top_k: args.decoding.top_k,
-                    top_p: args.decoding.top_p,
-                    seed: args.decoding.seed,
+                    ..User::with_options(&args.options.given())?
                 })
             }
         }

@@ -118,9 +118,11 @@ fn wrong_options_are_refused() {
     let workspace = Workspace::with("llama");
     workspace.expect_error(&with(&["--do-sample=false", "--seed", "1"]), &["seed", "do_sample"]);
     workspace.expect_error(&with(&["--temperature", "0"]), &["temperature", "above 0"]);
+    workspace.expect_error(&with(&["--temperature", "nan"]), &["temperature", "finite"]);
     workspace.expect_error(&["run", "llama", "--text", "x", "--max-new-tokens", "4000"], &["max_new_tokens", "room"]);
     let bert = Workspace::with("bert");
     bert.expect_error(&["run", "bert", "--text", "x", "--stream"], &["--stream", "decodes no text"]);
     bert.expect_error(&["run", "bert", "--text", "x", "--seed", "1"], &["seed", "decodes no text"]);
     bert.expect_error(&["run", "pipeline.toml", "--text", "x", "--stream"], &["--stream", "pipeline"]);
+    bert.expect_error(&["run", "pipeline.toml", "--text", "x", "--top-k", "3"], &["--top-k", "pipeline"]);
 }
