@@ -783,25 +783,9 @@ class PooledModel:
     def dispose(self) -> None: ...
     def run(
         self,
-        task: Optional[str],
+        given: dict[str, Any],
         *,
         user: str,
-        text: Optional[str] = None,
-        image: Optional[Union[_Path, bytes, tuple[bytes, int, int]]] = None,
-        audio: Optional[Union[_Path, bytes]] = None,
-        texts: Optional[Sequence[str]] = None,
-        head: Optional[str] = None,
-        prompt_name: Optional[str] = None,
-        chat: Optional[bool] = None,
-        max_new_tokens: Optional[int] = None,
-        min_new_tokens: Optional[int] = None,
-        threshold: Optional[float] = None,
-        do_sample: Optional[bool] = None,
-        temperature: Optional[float] = None,
-        top_k: Optional[int] = None,
-        top_p: Optional[float] = None,
-        seed: Optional[int] = None,
-        on_text: Optional[Callable[[str], object]] = None,
         shared_embeddings: Optional[Sequence[Union[SharedTensor, Tensor]]] = None,
         keep: bool = False,
     ) -> dict[str, Any]: ...
@@ -815,13 +799,8 @@ class LocalModels:
         self,
         model: str,
         texts: Sequence[str],
-        prompt_name: Optional[str] = None,
+        options: dict[str, Any],
         timeout: Optional[float] = None,
-        *,
-        pooling: Optional[str] = None,
-        dimensions: Optional[int] = None,
-        truncate: bool = True,
-        first_index: int = 0,
     ) -> tuple[bytes, int, list[int], list[int], list[str]]: ...
 
 @final

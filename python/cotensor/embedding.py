@@ -200,10 +200,18 @@ class Embedder(OtherNames):
         return Embedded(rows, tokens, truncated, notices)
 
     def _call(self, texts: List[str], prompt_name: Optional[str], truncate: bool, first: int) -> Embedded:
-        prompt_name = prompt_name or self.prompt_name
+        options: Dict[str, Any] = {
+            "prompt_name": prompt_name or self.prompt_name,
+            "pooling": self.pooling,
+            "dimensions": self.dimensions,
+            "truncate": None if truncate else False,
+            "first_index": first or None,
+        }
+        # Model processes of former versions do not know all of them.
+        options = {name: value for name, value in options.items() if value is not None}
         if self._daemon is not None and not self._is_local:
             try:
-                return self._call_daemon(self._daemon, texts, prompt_name, truncate, first)
+                return self._call_daemon(self._daemon, texts, options)
             except NoDaemonError as error:
                 # Of a daemon that answers, this is an error of its model process.
                 if self.fallback is None or _answers(self._daemon.socket):
@@ -211,29 +219,12 @@ class Embedder(OtherNames):
                 self._fall_back(error)
         import numpy as np
 
-        values, width, tokens, truncated, notices = _local_models().embed(
-            self.model,
-            texts,
-            prompt_name,
-            self.timeout,
-            pooling=self.pooling,
-            dimensions=self.dimensions,
-            truncate=truncate,
-            first_index=first,
-        )
+        found = _local_models().embed(self.model, texts, options, self.timeout)
+        values, width, tokens, truncated, notices = found
         return Embedded(np.frombuffer(values, np.float32).reshape(len(texts), width), tokens, truncated, notices)
 
-    def _call_daemon(self, store: Store, texts: List[str], prompt_name: Optional[str], truncate: bool, first: int) -> Embedded:
-        arguments: Dict[str, Any] = {"model": self.model, "texts": texts, "prompt_name": prompt_name}
-        # Model processes of former versions do not know these.
-        if self.pooling is not None:
-            arguments["pooling"] = self.pooling
-        if self.dimensions is not None:
-            arguments["dimensions"] = self.dimensions
-        if not truncate:
-            arguments["truncate"] = False
-        if first:
-            arguments["first_index"] = first
+    def _call_daemon(self, store: Store, texts: List[str], options: Dict[str, Any]) -> Embedded:
+        arguments = {"model": self.model, "texts": texts, **options}
         # The model process may have been started by an installation without the fast engine.
         store.offer_library()
         try:

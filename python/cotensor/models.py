@@ -292,10 +292,9 @@ class FamilyModel:
                 given[name] = await self._text_of(value)
         options = {name: value for name, value in self._options.items() if name != "precision"}
         given = as_inputs({**options, **given})
-        task = given.pop("task", None)
 
         def run() -> Dict[str, Any]:
-            return model.run(task, user=self.model_id, shared_embeddings=embeddings, keep=True, **given)
+            return model.run(given, user=self.model_id, shared_embeddings=embeddings, keep=True)
 
         result = await asyncio.to_thread(run)
         result["device"] = model.device

@@ -23,10 +23,6 @@ from . import _checks, _elsewhere
 from ._native import PooledModel, ResourcePool, SharedTensor, Store, TensorSharingManager
 from .errors import InvalidError, UnsupportedError
 
-_INPUTS = ("text", "image", "audio", "texts")
-#: Options of tasks that decode.
-_DECODING = ("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "seed", "on_text")
-_OPTIONS = ("task", "head", "prompt_name", "chat", "threshold", *_DECODING)
 #: Precisions for which a model without a variant of so many bits is quantized.
 _BITS = ("2", "3", "4", "8")
 
@@ -233,8 +229,7 @@ class Model:
         ``max_connections`` calls of the pool run.
         """
         given = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
-        given = as_inputs({**given, **more})
-        result: dict[str, Any] = self._model.run(given.pop("task", None), user=self.name, **given)
+        result: dict[str, Any] = self._model.run(as_inputs({**given, **more}), user=self.name)
         result["device"] = self.device
         return result
 
@@ -284,10 +279,6 @@ def as_inputs(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("imageData", "image_data"):
         if name in found and "image" not in found:
             found["image"] = found.pop(name)
-    unknown = sorted(set(found) - {*_INPUTS, *_OPTIONS})
-    if unknown:
-        known = ", ".join((*_INPUTS, *_OPTIONS))
-        raise InvalidError(f"unknown input; known inputs are: {known}", field=str(unknown[0]))
     if size and (len(size) != 2 or "image" not in found):
         raise InvalidError("pass width and height together, with an image", field="width")
     if "image" in found:

@@ -6,7 +6,8 @@ use pyo3::IntoPyObjectExt;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDelta, PyTuple};
+use pyo3::types::{PyDelta, PyDict, PyTuple};
+use serde_json::{Map, Number, Value as Json};
 use std::time::Duration;
 
 /// The longest `repr` that an error quotes.
@@ -65,21 +66,53 @@ pub(crate) fn kept(value: &Bound<'_, PyAny>) -> PyResult<Kept> {
 
 arguments! {
     "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
-        prefix, view_name, model_type, task, text_task, user, text, head, prompt_name, dtype, engine, precision, model, policy,
+        prefix, view_name, model_type, task, text_task, user, text, dtype, engine, precision, model, policy,
         variant;
-    "True or False": keep, from_device, sealed, enable_shared_tensors, verbose, do_sample, chat, missing_ok, existing,
-        every, mixed_precision, enable_kv_cache, extended_context;
+    "True or False": keep, from_device, sealed, enable_shared_tensors, verbose, missing_ok, existing, every, mixed_precision,
+        enable_kv_cache, extended_context;
     "a number of seconds": recompute_seconds, timeout;
     "a non-negative number of bytes": offset, bytes_max;
-    "a non-negative integer": max_memory_mb, max_shared_tensor_size, nbytes, count, max_connections, threads, max_new_tokens,
-        min_new_tokens, top_k, seed, sample_rate, slots, readers, holds, versions_max, precision_bits;
-    "a number": threshold, temperature, top_p, window;
+    "a non-negative integer": max_memory_mb, max_shared_tensor_size, nbytes, count, max_connections, threads,
+        sample_rate, slots, readers, holds, versions_max, precision_bits;
+    "a number": window;
     "a list of strings": allowed_types, consumer_models, priority_list, texts, names;
     "a list of non-negative integers": offsets "offset", size, shape, strides;
     "a path": socket, cache, models;
     "a list of texts, or a path": calibration;
     "a pair of integers": id;
     "a Store": store;
+}
+
+/// Options by name, as JSON has them.
+///
+/// # Errors
+/// `Invalid` for a value that is neither text, a number, a truth value, `None` nor a list of them.
+pub(crate) fn options(given: &Bound<'_, PyDict>) -> PyResult<Map<String, Json>> {
+    let option = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        let name: String = convert(&name, "options", "names of options")?;
+        if let Some(value) = json(&value) {
+            return Ok((name, value));
+        }
+        let values: Vec<Bound<'_, PyAny>> =
+            convert(&value, &name, "text, a number, True or False, or a list of texts")?;
+        let value = |each| json(each).map_or_else(|| convert::<String>(each, &name, "a text").map(Json::from), Ok);
+        let values = values.iter().map(value).collect::<PyResult<_>>()?;
+        Ok((name, Json::Array(values)))
+    };
+    given.iter().map(option).collect()
+}
+
+/// Text, a number, a truth value or `None` as JSON. Numbers of numpy are numbers.
+fn json(value: &Bound<'_, PyAny>) -> Option<Json> {
+    if value.is_none() {
+        return Some(Json::Null);
+    }
+    let text = || value.extract::<String>().ok().map(Json::from);
+    let integer = || value.extract::<i64>().ok().map(Json::from);
+    let large = || value.extract::<u64>().ok().map(Json::from);
+    let number = || value.extract::<f64>().ok().and_then(Number::from_f64).map(Json::Number);
+    let truth = value.extract::<bool>().ok().map(Json::from);
+    truth.or_else(text).or_else(integer).or_else(large).or_else(number)
 }
 
 /// # Errors

@@ -8,11 +8,11 @@ use crate::settings::{configured, configured_number, configured_time};
 use crate::sharing::runtime_over;
 use crate::store::store::Store;
 use cotensor::Error;
-use cotensor::model::pipeline::EmbedderInput;
-use cotensor::serving::{EmbedRequest, LoadedModels, ServingOptions};
+use cotensor::model::pipeline::{EmbedderInput, read_options};
+use cotensor::serving::{EmbedOptions, LoadedModels, ServingOptions};
 use cotensor_client::settings::{ENGINE, MODEL_TTL, THREADS};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 use std::sync::Arc;
 
 /// The models that this process has loaded, as the daemon's model process loads them: with the same settings, each at its first
@@ -52,27 +52,23 @@ impl LocalModels {
 
     /// The embeddings of texts, as the function ``model.embed`` has them: a row of float32 for each text as bytes, the number of
     /// float32 in a row, the tokens of each text, the positions of the texts that were cut, and notices. ``model`` is a folder's
-    /// absolute path, or a name on the hub. Waits at most ``timeout`` seconds.
-    #[pyo3(signature = (model, texts, prompt_name=None, timeout=None, *, pooling=None, dimensions=None, truncate=true, first_index=0))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    /// absolute path, or a name on the hub. ``options`` are the other arguments of ``model.embed``. Waits at most ``timeout``
+    /// seconds.
+    #[pyo3(signature = (model, texts, options, timeout=None))]
     fn embed<'py>(
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = args::model)] model: String,
         #[pyo3(from_py_with = args::texts)] texts: Vec<String>,
-        #[pyo3(from_py_with = args::prompt_name)] prompt_name: Option<String>,
+        options: &Bound<'py, PyDict>,
         #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
-        pooling: Option<String>,
-        dimensions: Option<usize>,
-        truncate: bool,
-        first_index: usize,
     ) -> PyResult<Local<'py>> {
         let models = Arc::clone(self.models.get(py, "table of models")?);
         let timeout = seconds(py, timeout)?;
         let texts = texts.into_iter().map(EmbedderInput::Text).collect();
-        let request = EmbedRequest { texts, prompt_name, pooling, dimensions, refuses_long: !truncate };
+        let options: EmbedOptions = read_options(&args::options(options)?).or_raise(py)?;
         let embed = move |_: &dyn Fn() -> bool| {
-            models.embed_now(&model, None, request).map_err(|error| error.in_list("texts", first_index))
+            models.embed_now(&model, texts, &options).map_err(|error| error.in_list("texts", options.first_index))
         };
         let embedded = run_interruptible_within(py, "cotensor-embed", timeout, embed)?.or_raise(py)?;
         let truncated = embedded.truncated().collect();

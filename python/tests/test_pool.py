@@ -200,6 +200,7 @@ def test_speech_is_encoded_once(pool: ResourcePoolBridgeIntegration, tmp_path: P
     assert first["output_tensors"]["audio_embedding"].id == again["output_tensors"]["audio_embedding"].id
     shorter = model(audio=file, max_new_tokens=1)
     assert len(shorter["answer"]) <= len(first["answer"])
+    assert model(audio=file, max_new_tokens=np.int64(1))["answer"] == shorter["answer"]
     with pytest.raises(cotensor.CorruptError):
         model(audio=b"RIFF")
 

@@ -85,3 +85,7 @@ def test_wrong_options_are_refused() -> None:
             model("x", **options)
     with pytest.raises(cotensor.InvalidError):
         next(model.stream("x", top_p=2.0))
+    for name, value in {"temperature": "hot", "top_k": 1.5, "chat": "yes", "texts": "x", "colour": "red", "name": "x"}.items():
+        with pytest.raises(cotensor.InvalidError) as raised:
+            model("x", **{name: value})
+        assert raised.value.field == name, raised.value

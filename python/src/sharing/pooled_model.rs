@@ -136,64 +136,46 @@ impl PooledModel {
         Ok(())
     }
 
-    /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``image`` and ``audio`` are the
-    /// paths or the bytes of files; an image may be its pixels, too, with width and height: three or four bytes each, row by row.
-    /// ``on_text`` is called with each piece of a text while it is decoded; an exception stops the
-    /// decoding. Without ``task``, the task that reads exactly these inputs runs. ``shared_embeddings`` are tensors of other
-    /// models in place of the outputs of this model's stages. With ``keep``, the model keeps the outputs of its stages, and
-    /// holds them under its name in the pool.
-    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, chat=None, max_new_tokens=None, min_new_tokens=None, threshold=None, do_sample=None, temperature=None, top_k=None, top_p=None, seed=None, on_text=None, shared_embeddings=None, keep=false))]
-    #[allow(clippy::too_many_arguments, reason = "options by keyword")]
+    /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``given`` has the inputs and the options of
+    /// the task by name. ``image`` and ``audio`` are the paths or the bytes of files; an image may be its pixels, too, with width
+    /// and height: three or four bytes each, row by row. ``on_text`` is called with each piece of a text while it is decoded; an
+    /// exception stops the decoding. Without ``task``, the task that reads exactly these inputs runs. ``shared_embeddings`` are
+    /// tensors of other models in place of the outputs of this model's stages. With ``keep``, the model keeps the outputs of its
+    /// stages, and holds them under its name in the pool.
+    #[pyo3(signature = (given, *, user, shared_embeddings=None, keep=false))]
     fn run<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = args::task)] task: Option<String>,
+        given: &Bound<'py, PyDict>,
         #[pyo3(from_py_with = args::user)] user: String,
-        #[pyo3(from_py_with = args::text)] text: Option<String>,
-        image: Option<&Bound<'py, PyAny>>,
-        audio: Option<&Bound<'py, PyAny>>,
-        #[pyo3(from_py_with = args::texts)] texts: Option<Vec<String>>,
-        #[pyo3(from_py_with = args::head)] head: Option<String>,
-        #[pyo3(from_py_with = args::prompt_name)] prompt_name: Option<String>,
-        #[pyo3(from_py_with = args::chat)] chat: Option<bool>,
-        #[pyo3(from_py_with = args::max_new_tokens)] max_new_tokens: Option<usize>,
-        #[pyo3(from_py_with = args::min_new_tokens)] min_new_tokens: Option<usize>,
-        #[pyo3(from_py_with = args::threshold)] threshold: Option<f32>,
-        #[pyo3(from_py_with = args::do_sample)] do_sample: Option<bool>,
-        #[pyo3(from_py_with = args::temperature)] temperature: Option<f32>,
-        #[pyo3(from_py_with = args::top_k)] top_k: Option<usize>,
-        #[pyo3(from_py_with = args::top_p)] top_p: Option<f32>,
-        #[pyo3(from_py_with = args::seed)] seed: Option<u64>,
-        on_text: Option<Py<PyAny>>,
         shared_embeddings: Option<Vec<Bound<'py, PyAny>>>,
         #[pyo3(from_py_with = args::keep)] keep: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.get(py, "model")?;
-        let (image, audio) = (image.map(Image::of).transpose()?, audio.map(File::of).transpose()?);
-        if texts.as_ref().is_some_and(Vec::is_empty) {
+        let given = given.copy()?;
+        let take = |name: &str| {
+            let found = given.get_item(name)?;
+            if found.is_some() {
+                given.del_item(name)?;
+            }
+            Ok::<_, PyErr>(found.filter(|value| !value.is_none()))
+        };
+        let task: Option<String> = take("task")?.as_ref().map(args::task).transpose()?;
+        let text: Option<String> = take("text")?.as_ref().map(args::text).transpose()?;
+        let image = take("image")?.as_ref().map(Image::of).transpose()?;
+        let audio = take("audio")?.as_ref().map(File::of).transpose()?;
+        let on_text = take("on_text")?.map(Bound::unbind);
+        let options = args::options(&given)?;
+        if options.get("texts").and_then(serde_json::Value::as_array).is_some_and(Vec::is_empty) {
             return Err(raise(py, &Error::invalid("pass a text or more").in_field("texts")));
         }
-        let texts = texts.unwrap_or_default();
         let embeddings: Vec<SharedEmbedding> =
             shared_embeddings.iter().flatten().map(embedding).collect::<PyResult<_>>()?;
         let mut user = User {
             name: user,
             model: self.name(),
-            variant: None,
             task: task.clone().unwrap_or_default(),
-            encoder: None,
-            head,
-            texts,
-            prompt_name,
-            chat,
-            max_new_tokens,
-            min_new_tokens,
-            threshold,
-            do_sample,
-            temperature,
-            top_k,
-            top_p,
-            seed,
+            ..User::with_options(&options).or_raise(py)?
         };
         let raised = Arc::new(Mutex::new(None));
         let in_callback = Arc::clone(&raised);
