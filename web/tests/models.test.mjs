@@ -244,6 +244,7 @@ for (const browser of BROWSERS) {
           fraction: ["llama", "a photo", { maxNewTokens: 1.5 }],
           infinite: ["detr", { image }, { threshold: Infinity }],
           flag: ["llama", "a photo", { doSample: "yes" }],
+          unknown: ["llama", "a photo", { maxTokens: 3 }],
           rerank: ["bert", "a photo", { task: "rerank" }],
           noText: ["llava", { image }, { task: "image-text-to-text" }],
           half: ["bert", half, {}],
@@ -267,6 +268,7 @@ for (const browser of BROWSERS) {
       assert.match(seen.fraction, /^Invalid maxNewTokens: an integer/);
       assert.match(seen.infinite, /^Invalid threshold: a number is required, not Infinity/);
       assert.match(seen.flag, /^Invalid doSample: true or false is required, not yes/);
+      assert.match(seen.unknown, /^Invalid maxTokens: unknown/);
       assert.match(seen.onText, /^Invalid onText: .*decodes no text/);
       assert.match(seen.rerank, /^Unsupported task: .*rerank/);
       assert.match(seen.noText, /^Invalid text: /);

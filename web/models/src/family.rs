@@ -1,10 +1,10 @@
 //! The family of a model, and the files of its stages.
 
-use crate::errors::{Result, parsed};
+use crate::errors::{Result, user_of};
 use cotensor_core::{Error, size};
 use cotensor_graph::Port;
 use cotensor_pipeline::{
-    StagePorts, User, check_architecture, default_task, has_class_of, head_output, output_of, trunk_output,
+    StagePorts, check_architecture, default_task, has_class_of, head_output, output_of, trunk_output,
 };
 use cotensor_preprocess::family::{
     BlockFields, CONFIG_FILE, DecoderDef, Family, Medium, ModelConfig, Similarity, Source, StageDef, Task, Variant,
@@ -103,14 +103,14 @@ impl ModelFamily {
         serde_json::to_string(&description).unwrap_or_default()
     }
 
-    /// Refuses options that a task does not read, and values out of bounds. `user` is JSON: `UserOptions` of
-    /// `web/src/models/core.ts`.
+    /// Refuses options that a task does not read, and values out of bounds. `user` is JSON: that of `userOf` in
+    /// `web/src/models/generation.ts`.
     ///
     /// # Errors
     /// `Invalid`; the error names the option.
     #[wasm_bindgen(js_name = checkOptions)]
     pub fn check_options(&self, user: &str) -> Result<()> {
-        let user: User = parsed(user, "options")?;
+        let user = user_of(user)?;
         user.check_limits(&user.name)?;
         Ok(user.check_task(self.family.task(&user.task)?)?)
     }

@@ -1,14 +1,14 @@
 //! The choice of tokens, one after the other.
 
 use crate::decoder::{Decoder, PageDecoder};
-use crate::errors::{Result, parsed};
+use crate::errors::{Result, user_of};
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::task::{Page, Task};
 use crate::text::{TextProcessor, Tokens};
 use cotensor_core::Error;
 use cotensor_pipeline::{
-    DecoderHost, Half, IsText, SpokenLanguage, TextPieces, User, check_logits, check_vocabulary, cut_message, decode,
+    DecoderHost, Half, IsText, SpokenLanguage, TextPieces, check_logits, check_vocabulary, cut_message, decode,
     expanded, first_inputs, image_token, prompt_of, spoken_language, token_text,
 };
 use cotensor_preprocess::family::AnswerKind;
@@ -136,7 +136,7 @@ impl Generation {
         Ok(tokens(prompt)?)
     }
 
-    /// The decoding of a user after `prompt`. `user` is JSON: `UserOptions` of `web/src/models/core.ts`. `continues`: the text
+    /// The decoding of a user after `prompt`. `user` is JSON: that of `userOf` in `web/src/models/generation.ts`. `continues`: the text
     /// continues that of the prompt.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Generation {
         user: &str,
         timestamps: bool,
     ) -> Result<Decoding> {
-        let user: User = parsed(user, "options")?;
+        let user = user_of(user)?;
         let config = if timestamps { self.timed()? } else { &self.config };
         let rules = cotensor_pipeline::Decoding::new(&user, config, &self.family.config(), prompt.len())?;
         let prompt: Vec<i64> = prompt.iter().map(|&token| token.into()).collect();

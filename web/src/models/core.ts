@@ -98,28 +98,6 @@ export interface KeyRequest {
   readonly outputs: readonly string[];
 }
 
-/** How a text is decoded. A missing field has the model's value. */
-export interface DecodingOptions {
-  readonly max_new_tokens?: number;
-  readonly min_new_tokens?: number;
-  readonly do_sample?: boolean;
-  readonly temperature?: number;
-  readonly top_k?: number;
-  readonly top_p?: number;
-  readonly seed?: number;
-}
-
-/** A user of a model with the options that the program gave: the JSON that `ModelFamily.checkOptions` and `Generation.decode` read. */
-export interface UserOptions extends DecodingOptions {
-  /** The user's name, for error messages. */
-  readonly name: string;
-  readonly model: string;
-  readonly task: string;
-  readonly head?: string;
-  readonly threshold?: number;
-  readonly chat?: boolean;
-}
-
 /** The JSON that `AnswerReader.answer` reads. */
 export interface AnswerRequest {
   readonly task: string;

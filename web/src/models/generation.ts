@@ -3,10 +3,10 @@ import type { Input } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import { identity } from "../stage/keys.js";
 import type { Answer, Output } from "./answers.js";
-import { hashes, runTask, takeArray, type DecodingOptions, type Tokens as EncodedTexts, type UserOptions } from "./core.js";
+import { hashes, runTask, takeArray, type Tokens as EncodedTexts } from "./core.js";
 import { Decoder } from "./decoder.js";
-import { reads } from "./definition.js";
-import type { GenerationOptions } from "./model.js";
+import { reads, type Task } from "./definition.js";
+import type { AnswerOptions } from "./model.js";
 import type { Run } from "./run.js";
 
 /** Runs the encoders of the task, and decodes. */
@@ -49,8 +49,7 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
  */
 export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], continues = false): Promise<Uint32Array> {
   const { model, task, options } = run;
-  const user: UserOptions = { name: model.name, model: model.name, task: task.name, ...decodingOptions(options) };
-  const decoding = model.generation(task.name).decode(model.text, Uint32Array.from(prompt), continues, JSON.stringify(user), false);
+  const decoding = model.generation(task.name).decode(model.text, Uint32Array.from(prompt), continues, userOf(model.name, task, options), false);
   try {
     run.notices.push(...decoding.notices());
     const graphs = [...roles, ...(model.decoder?.embed ? [model.decoder.embed] : [])];
@@ -80,32 +79,12 @@ export function tokensOutput(tokens: Uint32Array): Output {
   return { name: "tokens", shape: [values.length], values };
 }
 
-/** The options that the program gave, under their names in the module. */
-export function decodingOptions(options: GenerationOptions): DecodingOptions {
-  const given: Record<string, number | boolean> = {};
-  for (const [name, { field, type }] of Object.entries(OPTIONS)) {
-    const value: unknown = options[name as keyof GenerationOptions];
-    if (value === undefined) continue;
-    // JSON has no NaN and no infinity: they would become `null`.
-    if (!type.has(value)) throw new CotensorError("Invalid", `${name}: ${type.name} is required, not ${String(value)}`);
-    given[field] = value as number | boolean;
-  }
-  return given;
+/** The user that `ModelFamily.checkOptions` and `Generation.decode` read: JSON with the options that the program gave, which the module checks. */
+export function userOf(model: string, task: Task, options: AnswerOptions): string {
+  // JSON has no NaN and no infinity: they would become `null`.
+  const inJson = (_: string, value: unknown): unknown => (typeof value === "number" && !Number.isFinite(value) ? String(value) : value);
+  return JSON.stringify({ ...options, name: model, model, task: task.name }, inJson);
 }
-
-const COUNT = { name: "an integer of 0 or more", has: (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0 };
-const NUMBER = { name: "a number", has: (value: unknown) => Number.isFinite(value) };
-const FLAG = { name: "true or false", has: (value: unknown) => typeof value === "boolean" };
-
-const OPTIONS: Readonly<Record<Exclude<keyof GenerationOptions, "chat">, { readonly field: keyof DecodingOptions; readonly type: typeof COUNT }>> = {
-  maxNewTokens: { field: "max_new_tokens", type: COUNT },
-  minNewTokens: { field: "min_new_tokens", type: COUNT },
-  doSample: { field: "do_sample", type: FLAG },
-  temperature: { field: "temperature", type: NUMBER },
-  topK: { field: "top_k", type: COUNT },
-  topP: { field: "top_p", type: NUMBER },
-  seed: { field: "seed", type: COUNT },
-};
 
 /** The ids of one text's tokens, which are freed. */
 function idsOf(run: Run, tokens: EncodedTexts): number[] {

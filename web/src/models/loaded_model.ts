@@ -6,7 +6,7 @@ import { Stage } from "../stage/stage.js";
 import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import { MissingBlob } from "../weights/cache.js";
-import { hashes, keyOnce, loadModels, ModelFamily, type AnswerReader, type GraphFile, type StageGraph, type StageIdentity, type Tokens as EncodedTexts, type UserOptions } from "./core.js";
+import { hashes, keyOnce, loadModels, ModelFamily, type AnswerReader, type GraphFile, type StageGraph, type StageIdentity, type Tokens as EncodedTexts } from "./core.js";
 import { LOGITS, type AnswerKind, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { graphFiles, wholeGraph } from "./graph_files.js";
@@ -119,9 +119,9 @@ export class LoadedModel {
     return task.roles;
   }
 
-  /** Refuses options that a task does not read, and values out of bounds. */
-  checkOptions(options: UserOptions): void {
-    this.definition.checkOptions(JSON.stringify(options));
+  /** Refuses options that a task does not read, unknown ones, and values out of bounds. `user` is that of `userOf`. */
+  checkOptions(user: string): void {
+    this.definition.checkOptions(user);
   }
 
   /** The roles of a task before its decoder, and those of the decoder. */

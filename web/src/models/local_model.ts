@@ -3,10 +3,9 @@ import { SharedTensor } from "../shared_tensor.js";
 import type { SharedTensorConfig } from "../store.js";
 import type { Device, Kind } from "../types.js";
 import type { Answer, Output } from "./answers.js";
-import type { UserOptions } from "./core.js";
 import type { Task } from "./definition.js";
 import { embedTexts } from "./embedding.js";
-import { decodingOptions, generate } from "./generation.js";
+import { generate, userOf } from "./generation.js";
 import type { ModelHost } from "./host.js";
 import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
@@ -167,14 +166,15 @@ export class LocalModel implements FamilyModel {
     if (task.answer === "scores") {
       throw new CotensorError("Unsupported", `task: this package does not run ${task.name}; the command and Python do`);
     }
-    loaded.checkOptions(userOptions(this.modelId, task, this.options));
+    const { modelId, task: _, variant, useOptimizedOps, sharedTensorConfig, ...options } = this.options;
+    loaded.checkOptions(userOf(modelId, task, options));
     if (call.onText && task.answer !== "text" && task.answer !== "transcript") throw new CotensorError("Invalid", `onText: ${task.name} of ${this.modelId} decodes no text`);
-    const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, this.options, call);
+    const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, options, call);
     try {
       for (const medium of mediaOf(inputs)) {
         if (!loaded.reads(task, medium) && !(medium === "text" && task.begins)) run.notices.push(`${task.name} reads no ${medium}`);
       }
-      const { answer, outputs } = await answerOf(run, embeds, this.options.head);
+      const { answer, outputs } = await answerOf(run, embeds, options.head);
       // An aborted call leaves the tensors of the last input.
       call.signal?.throwIfAborted();
       if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
@@ -189,15 +189,6 @@ export class LocalModel implements FamilyModel {
 }
 
 const same = (result: Result): Result => result;
-
-/** The options that the program gave for the answer. */
-function userOptions(model: string, task: Task, options: ModelOptions): UserOptions {
-  const { head, threshold, chat } = options;
-  // JSON has no such numbers: they would become `null`.
-  if (threshold !== undefined && !Number.isFinite(threshold)) throw new CotensorError("Invalid", `threshold: a number is required, not ${String(threshold)}`);
-  const given = Object.entries({ head, threshold, chat }).filter(([, value]) => value !== undefined);
-  return { name: model, model, task: task.name, ...decodingOptions(options), ...(Object.fromEntries(given) as Partial<UserOptions>) };
-}
 
 function answerOf(run: Run, embeds: boolean, head: string | undefined): Promise<{ answer: Answer; outputs: Output[] }> {
   switch (run.task.answer) {
