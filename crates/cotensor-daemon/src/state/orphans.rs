@@ -142,6 +142,7 @@ impl Orphans {
 mod tests {
     use super::*;
     use crate::testing::{Running, put, spec};
+    use cotensor_store::ComputationStore;
     use cotensor_store::{Retention, TensorSpec, TensorStore};
     use proptest::prelude::*;
 
@@ -221,8 +222,8 @@ mod tests {
     fn claims_are_given_up_when_all_leases_are_known() {
         let store = cotensor_store::LocalStore::builder().build();
         let key = Key(cotensor_core::ContentHash::of(b"key"));
-        let claimed = || store.poll_claim(&key, &store.holder("taken over"), std::task::Waker::noop());
-        let std::task::Poll::Ready(cotensor_store::Claim::Compute(ticket)) = claimed() else { panic!("claimed") };
+        let claimed = store.claim_within(&key, &store.holder("taken over"), Duration::ZERO);
+        let Ok(cotensor_store::Claim::Compute(ticket)) = claimed else { panic!("claimed") };
         let mut orphans = Orphans { tickets: HashMap::from([(key, ticket)]), ..Orphans::default() };
         let client = SessionClient { pid: 7, was: None, locked: true };
         orphans.sessions = HashMap::from([(1, client), (2, client)]);
