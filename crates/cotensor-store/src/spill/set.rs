@@ -133,6 +133,14 @@ impl SpillState {
         lock(&self.results)
     }
 
+    /// Removes these results, unless they were computed again.
+    pub(crate) fn forget_results(&self, key: &Key, ids: &[TensorId]) {
+        let mut results = self.results();
+        if results.get(key).is_some_and(|known| known == ids) {
+            results.remove(key);
+        }
+    }
+
     /// Removes the results that `id` is one of, unless they were computed again.
     pub(crate) fn forget_result(&self, key: &Key, id: TensorId) {
         let mut results = self.results();

@@ -154,7 +154,7 @@ impl LocalStore {
             self.claims.restore(*key, leases.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
         }
         // Removed last: a claim that comes meanwhile finds the results here or there.
-        state.results().remove(key);
+        state.forget_results(key, &results);
         Ok(leases)
     }
 
