@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn versions_that_leave_the_store_leave_the_ages() {
-        let store = LocalStore::builder().max_memory_bytes(400).build();
+        let store = LocalStore::builder().small().max_memory_bytes(400).build();
         let holder = store.holder("h");
         let put = |name: &str| store.reserve(spec(name, Some(AGE)), &holder).unwrap().publish().unwrap();
         for _ in 0..100 {
