@@ -3,7 +3,7 @@
 use super::options::{field_names, read_options};
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{AnswerKind, Family, Medium, Task, TextLimit, variant};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const TEXTS_MAX: usize = 1024;
 pub(crate) const NEW_TOKENS_MAX: usize = 1 << 16;
 
 /// A pipeline, as described by a TOML file.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pipeline {
     /// The display name.
@@ -33,7 +33,7 @@ const IDENTITY: [&str; 5] = ["name", "model", "variant", "task", "encoder"];
 /// One user of a model: which task it runs, and the options of the task. This is the only list of them: files of pipelines, calls
 /// of functions, Python, the command and the browser are read into it by the names of its fields. The functions take them by
 /// position in this order.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct User {
     /// The name, unique in the pipeline.
@@ -41,69 +41,53 @@ pub struct User {
     /// The folder of the model, relative to the pipeline file, or its name on the hub.
     pub model: String,
     /// The variant of the model's graphs, such as `fp16`. By default, each graph is the first variant that the model has.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// The task.
     pub task: String,
     /// The encoder of another model, whose output replaces that of the task's own encoder, which is neither loaded nor
     /// run. By default, the model's own.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub encoder: Option<EncoderOf>,
     /// The user's own texts: labels to choose from, captions to rank. By default, the task reads the input text.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<String>,
     /// The head graph, `onnx/HEAD.onnx` in the model's folder, for tasks with a head. By default `head`, or the head that the
     /// model's graph has.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub head: Option<String>,
     /// The name of a prompt in the model's config_sentence_transformers.json, for sentence embeddings: `query`,
     /// `document`. By default, the file's default prompt applies.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_name: Option<String>,
     /// Whether the text is the message of a user, which the model's chat template makes a prompt, instead of a text to
     /// continue. By default, a text about an image that does not have the image's token is a message.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub chat: Option<bool>,
     /// The most tokens to decode, 1 to 65,536. By default as the model's files state, else 256.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_new_tokens: Option<usize>,
     /// The fewest tokens to decode before the end token counts. By default as the model's files state, else 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub min_new_tokens: Option<usize>,
     /// Whether tokens are drawn. By default, they are drawn if another option of sampling is given, or if the model's
     /// generation_config.json wants it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub do_sample: Option<bool>,
     /// The scores are divided by it before a token is drawn; above 0. By default as the model's files state, else 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// The number of likeliest tokens among which one is drawn; 0 for all. By default as the model's files state, else 50.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
     /// Tokens are drawn among the likeliest whose probabilities sum to this, above 0 and at most 1. By default as the model's
     /// files state, else 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f32>,
     /// The seed of the draws; 0 by default. Equal seeds give equal texts.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// The score above which an object is part of the answer, 0 to 1; 0.5 by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f32>,
 }
 
 /// The encoder of another model.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EncoderOf {
     /// The folder of the model, relative to the pipeline file, or its name on the hub.
     pub model: String,
     /// The variant of the model's graphs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// The file of the adapter between the spaces of the two encoders, relative to the pipeline file. Without a file, the
     /// store has the adapter. Encoders of equal spaces need none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
 }
 

@@ -3,7 +3,7 @@
 use cotensor_core::{DType, Error, Result};
 use cotensor_functions::{Arguments, Value};
 use cotensor_model::pipeline::Inputs;
-use serde_json::{Map, Number, Value as Json};
+use serde_json::{Map, Value as Json};
 use std::path::Path;
 
 /// Arguments by name. Positional arguments take the names in order.
@@ -141,18 +141,14 @@ pub(super) fn map<const N: usize>(entries: [(&str, Value); N]) -> Value {
 /// `Invalid` for another value.
 fn json(value: &Value) -> Result<Json> {
     Ok(match value {
-        Value::Null => Json::Null,
         Value::Bool(truth) => (*truth).into(),
         Value::Int(number) => (*number).into(),
-        Value::Float(number) => {
-            let infinite = || Error::invalid(format!("a number is required, not {number}"));
-            Json::Number(Number::from_f64(*number).ok_or_else(infinite)?)
-        }
+        Value::Float(number) if number.is_finite() => (*number).into(),
         Value::String(text) => text.as_str().into(),
         Value::List(values) | Value::Tuple(values) => Json::Array(values.iter().map(json).collect::<Result<_>>()?),
         other => {
-            let message = format!("text, a number, a truth value or a list is expected, not {}", other.kind());
-            return Err(Error::invalid(message));
+            let expected = "text, a finite number, a truth value or a list is expected";
+            return Err(Error::invalid(format!("{expected}, not {}", other.kind())));
         }
     })
 }

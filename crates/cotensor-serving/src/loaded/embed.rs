@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::collections::BTreeSet;
 
 /// How texts are embedded: the arguments of `model.embed` beside the model and the texts, in this order.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EmbedOptions {
     /// The prompt of the model that is put before each text. By default, the default prompt of the model's files.
@@ -19,16 +19,10 @@ pub struct EmbedOptions {
     pub pooling: Option<String>,
     /// The number of dimensions; all by default. The first ones are scaled to length 1.
     pub dimensions: Option<usize>,
-    /// Whether the end of a text that is too long is cut off, as by default. Otherwise, such a text is an error.
-    pub truncate: bool,
+    /// Whether the end of a text that is too long is cut off; true by default. Otherwise, such a text is an error.
+    pub truncate: Option<bool>,
     /// The position of the first text in the caller's list, for errors; 0 by default.
     pub first_index: usize,
-}
-
-impl Default for EmbedOptions {
-    fn default() -> Self {
-        Self { prompt_name: None, variant: None, pooling: None, dimensions: None, truncate: true, first_index: 0 }
-    }
 }
 
 /// The embeddings of a request.
@@ -56,7 +50,7 @@ impl Embedded {
         let notices: BTreeSet<&str> = embeddings.iter().filter_map(|embedding| embedding.notice.as_deref()).collect();
         let notices = notices.into_iter().map(str::to_owned).collect();
         let mut this = Self { embeddings, notices };
-        if let Some(at) = this.truncated().next().filter(|_| !options.truncate) {
+        if let Some(at) = this.truncated().next().filter(|_| options.truncate == Some(false)) {
             let tokens = this.embeddings[at].tokens;
             let message = format!("the text is longer than the {tokens} tokens that the model reads");
             return Err(TextsError::of_text(at, Error::invalid(message).in_field("truncate")));

@@ -128,7 +128,7 @@ fn options(fields: &mut Fields) -> Result<EmbedOptions, ApiError> {
         prompt_name: fields.one_of(["prompt_name", "input_type"], prompt_name)?,
         pooling: fields.text("pooling")?,
         dimensions: fields.one_of(["dimensions", "output_dimension"], Fields::count)?,
-        truncate: fields.truncates()?,
+        truncate: Some(fields.truncates()?),
         ..EmbedOptions::default()
     })
 }
