@@ -155,6 +155,7 @@ def test_watch_is_read_while_a_thread_has_its_lock(opened: Any) -> None:
             for name, reader in (("busy.1", reading), ("busy.2", waiting)):
                 await store.put(name, [1])
                 assert (await reader).name == name
+            for name in ("busy.1", "busy.2"):
                 await store.remove(name)
 
     asyncio.run(program())
