@@ -281,11 +281,11 @@ def test_invalid_input_is_refused(store: cotensor.Store, case: str) -> None:
 def test_block_of_a_builder_publishes_or_raises(store: cotensor.Store) -> None:
     values = np.ones(8 << 20, np.uint8)
     for _ in range(10):
-        builder = store.empty("written", values.shape, values.dtype)
+        builder, done = store.empty("written", values.shape, values.dtype), threading.Event()
 
-        def write(builder: cotensor.TensorBuilder = builder) -> None:
+        def write(builder: cotensor.TensorBuilder = builder, done: threading.Event = done) -> None:
             with contextlib.suppress(cotensor.ConflictError):  # after it was published
-                while True:
+                while not done.is_set():
                     builder.write(values)
 
         thread = threading.Thread(target=write)
@@ -299,10 +299,11 @@ def test_block_of_a_builder_publishes_or_raises(store: cotensor.Store) -> None:
             assert "another thread writes it" in str(error)
         else:
             assert builder.published
-        while not builder.published:
-            with contextlib.suppress(cotensor.ConflictError):
-                builder.publish()
-        thread.join()
+        finally:
+            done.set()
+            thread.join()
+        if not builder.published:
+            builder.publish()
 
 
 def test_discarded_builder_publishes_nothing(store: cotensor.Store) -> None:
