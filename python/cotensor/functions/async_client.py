@@ -97,6 +97,9 @@ class AsyncSharedTensorClient(SharedTensorClient):
                 with contextlib.suppress(RuntimeError):  # closed meanwhile, which ends the call as well
                     senders.submit(used[0].cancel, future)
             raise
+        finally:
+            # The traceback of an error refers to this frame, which would keep the connection until the next garbage collection.
+            used.clear()
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
         with self._waiters_lock:
