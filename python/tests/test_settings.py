@@ -39,6 +39,8 @@ def test_unknown_keys_are_warnings_once(file: Path, read: Callable[[], None]) ->
     with pytest.warns(RuntimeWarning) as given:
         read()
         read()
+    # Beside them are warnings of other tests' sockets, which the garbage collector finds here.
+    given = [warning for warning in given if warning.category is RuntimeWarning]
     assert [str(warning.message).split(": ")[:3] for warning in given] == [
         [str(file), "enigne", "line 1"],
         [str(file), "zzzz", "line 2"],
@@ -49,7 +51,7 @@ def test_unknown_keys_are_warnings_once(file: Path, read: Callable[[], None]) ->
     file.write_text("enigne = 'rten'\nyyyy = 1\n")
     with pytest.warns(RuntimeWarning, match="yyyy: line 2") as given:
         read()
-    assert len(given) == 1
+    assert [warning.category for warning in given].count(RuntimeWarning) == 1
 
 
 @pytest.mark.parametrize("read", [connect, make_pool])
