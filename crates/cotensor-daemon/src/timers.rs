@@ -21,6 +21,10 @@ impl Daemon {
                 drop(running);
                 next.map_or_else(std::thread::park, std::thread::park_timeout);
             }
+            if let Some(stopping) = daemon.upgrade() {
+                let orphans = std::mem::take(&mut *stopping.orphans());
+                drop(orphans);
+            }
         };
         let thread = std::thread::Builder::new().name("timers".to_owned()).spawn(run);
         let thread = thread.map_err(|error| Error::io("starting a thread", &error))?;

@@ -216,7 +216,9 @@ class Mover:
         self.driver.discard(weight.number)
 
     def _drop(self, weight: Weight) -> None:
-        self.by_copy.pop(weight.key, None)
+        # After its copy has gone, the memory may be that of another weight.
+        if self.by_copy.get(weight.key) is weight:
+            del self.by_copy[weight.key]
         weight.drop()
 
     def replace(self, owner: Part) -> None:

@@ -59,7 +59,13 @@ class Embedder {
     const [def, stage] = [model.def(role), await model.stage(role)];
     const [rows, tokens] = stage.inputs.find(({ name }) => sourceOf(def, name) === "text.ids")?.shape ?? [];
     const filled = def.fills_texts ? model.text.maxTokens : undefined;
-    const runsAlone = typeof rows === "number" || (await model.joinsRows(role));
+    const names = stage.inputs.map(({ name }) => name);
+    const missing = Object.keys(def.inputs).find((name) => !names.includes(name));
+    if (missing !== undefined) throw new CotensorError("Unsupported", `${model.name}: the graph has no input ${missing}; export the model with it`);
+    // Without a mask, a text may depend on the padding of its row.
+    const isMasked = names.some((name) => sourceOf(def, name) === "text.mask");
+    if (!isMasked && typeof tokens === "number") throw new CotensorError("Unsupported", `${model.name}: the graph reads texts of one length without a mask of their tokens; export the model with a mask`);
+    const runsAlone = typeof rows === "number" || !isMasked || (await model.joinsRows(role));
     if (model.poolingNotice !== undefined) run.notices.push(model.poolingNotice);
     return new Embedder(run, def, stage, model.outputOf(stage, task), typeof tokens === "number" ? tokens : filled, runsAlone);
   }

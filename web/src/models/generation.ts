@@ -81,8 +81,8 @@ export function tokensOutput(tokens: Uint32Array): Output {
 
 /** The user that `ModelFamily.checkOptions` and `Generation.decode` read: JSON with the options that the program gave, which the module checks. */
 export function userOf(model: string, task: Task, options: AnswerOptions): string {
-  // JSON has no NaN and no infinity: they would become `null`.
-  const inJson = (_: string, value: unknown): unknown => (typeof value === "number" && !Number.isFinite(value) ? String(value) : value);
+  // JSON has no NaN and no infinity: they would become `null`. It has no BigInt.
+  const inJson = (_: string, value: unknown): unknown => ((typeof value === "number" && !Number.isFinite(value)) || typeof value === "bigint" ? String(value) : value);
   return JSON.stringify({ ...options, name: model, model, task: task.name }, inJson);
 }
 

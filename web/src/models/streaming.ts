@@ -57,6 +57,8 @@ export class StreamingProcessor {
   #text = "";
   #finished: StreamSegment[] = [];
   /** The results of the last part, for `useSharedTensors: false`. */
+  /** Ends when all pushed chunks were added. */
+  #adding: Promise<void> = Promise.resolve();
   #made: { readonly model: FamilyModel; readonly result: Result }[] = [];
 
   constructor(private readonly options: StreamingOptions) {
@@ -74,7 +76,7 @@ export class StreamingProcessor {
 
   /** Hands a chunk of samples to the callbacks. Without a callback, it is transcribed, window by window: it may have any length. */
   async push(chunk: Float32Array): Promise<void> {
-    if (this.#callbacks.length === 0) await this.#addAll(chunk);
+    if (this.#callbacks.length === 0) await this.#inOrder(chunk);
     for (const callback of this.#callbacks) await callback(chunk);
   }
 
@@ -98,6 +100,7 @@ export class StreamingProcessor {
 
   /** Transcribes the rest, and waits until everything is finished. */
   async flush(): Promise<StreamResult> {
+    await this.#adding;
     this.#check();
     if (this.#waiting >= WAITING_MAX) await this.#last;
     if (this.#filled > 0) this.#transcribe();
@@ -124,6 +127,14 @@ export class StreamingProcessor {
       rest = rest.subarray(part.length);
       if (this.#filled === this.#window.length) this.#transcribe();
     }
+  }
+
+  /** Adds a chunk after those that were pushed before it. */
+  #inOrder(chunk: Float32Array): Promise<void> {
+    const adding = this.#adding.then(() => this.#addAll(chunk));
+    // An error is that of its own push.
+    this.#adding = adding.catch(() => undefined);
+    return adding;
   }
 
   /** Adds a chunk of any length, and waits for the models before the next window. */

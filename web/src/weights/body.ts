@@ -106,8 +106,11 @@ export function versionOf({ headers }: Response): Version {
 
 /** Whether two answers describe one version, as far as the server says. Their bodies may be encoded differently. */
 export function isSameVersion(a: Version, b: Version): boolean {
-  if (a.etag !== null && b.etag !== null) return opaqueTag(a.etag) === opaqueTag(b.etag);
-  return a.modified === null || b.modified === null || a.modified === b.modified;
+  const isDated = a.modified !== null && b.modified !== null;
+  if (a.etag !== null && b.etag !== null && opaqueTag(a.etag) === opaqueTag(b.etag)) return true;
+  // Servers with several encodings of a file, and groups of servers, have several tags for it.
+  if (a.etag !== null && b.etag !== null && !isDated) return false;
+  return !isDated || a.modified === b.modified;
 }
 
 /** An `ETag` without the marks of a body that is compressed on its way: `W/`, and the suffix of some servers. */

@@ -76,7 +76,7 @@ impl Orphans {
         let given_up = if is_over {
             std::mem::take(self)
         } else if is_late || !self.await_any() {
-            self.give_up()
+            self.give_up(is_late)
         } else {
             Self::default()
         };
@@ -103,9 +103,12 @@ impl Orphans {
 
     /// Takes out the state of sessions whose leases are not known. While such sessions are awaited, the leases that they need stay. Sealed memory
     /// stays as it is for all that have mapped it, also without a lease.
-    fn give_up(&mut self) -> Self {
+    fn give_up(&mut self, is_late: bool) -> Self {
         let awaits = self.await_any();
-        let is_kept = |lease: &Lease| awaits && Self::needs_lease(lease);
+        // A stopped process must not keep tensors with a time for ever. What it has mapped stays as it is.
+        let needs =
+            |lease: &Lease| if is_late { lease.segment().kind() == MemoryKind::Slab } else { Self::needs_lease(lease) };
+        let is_kept = |lease: &Lease| awaits && needs(lease);
         let (kept, leases) = std::mem::take(&mut self.leases).into_iter().partition(is_kept);
         self.leases = kept;
         let (slabs, tickets) = (std::mem::take(&mut self.slabs), std::mem::take(&mut self.tickets));
@@ -253,14 +256,16 @@ mod tests {
         let mut orphans = Orphans { leases, ..Orphans::default() };
         orphans.sessions.insert(1, SessionClient { pid: 0, was: None, locked: true });
         let names = |orphans: &Orphans| orphans.leases.iter().map(|lease| lease.name().to_owned()).collect::<Vec<_>>();
-        let given_up = orphans.give_up();
+        let given_up = orphans.give_up(false);
         assert_eq!(
             (names(&orphans).join(" "), names(&given_up)),
             ("small timed".to_owned(), vec!["sealed".to_owned()])
         );
         assert_eq!((orphans.sessions.len(), given_up.sessions.len()), (1, 0), "the wait goes on");
+        let late = orphans.give_up(true);
+        assert_eq!((names(&orphans), names(&late)), (vec!["small".to_owned()], vec!["timed".to_owned()]));
         orphans.left.insert(1, vec![lease("small")]);
-        assert_eq!(names(&orphans.give_up()), ["small", "timed"], "the leases of the session are known");
+        assert_eq!(names(&orphans.give_up(true)), ["small"], "the leases of the session are known");
         assert_eq!((names(&orphans).len(), orphans.left.len()), (0, 1));
     }
 }

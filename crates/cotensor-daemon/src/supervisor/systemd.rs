@@ -23,7 +23,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the manager may read nothing. Less than servers wait for their supervisor.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -40,6 +40,8 @@ const SEGMENT: &str = "segment-";
 const GROWTH_BYTES: u64 = 1 << 20;
 /// After a failure to rewrite the journal, events of this many bytes are appended before the next attempt.
 const RETRY_BYTES: u64 = 64 << 10;
+/// A journal that lacks an event is rewritten by the first event after this time.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The most bytes of a journal that are read back.
 const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
@@ -56,6 +58,8 @@ pub(crate) struct Manager {
     rewrite_after: u64,
     /// Whether the journal lacks an event.
     lacks_event: bool,
+    /// The time of the next attempt to rewrite such a journal.
+    retry_at: Instant,
     /// Segments that the manager did not take.
     missing: HashSet<u64>,
     /// The listening socket that systemd has made.
@@ -97,6 +101,7 @@ impl Manager {
             grown: 0,
             rewrite_after: 0,
             lacks_event: false,
+            retry_at: Instant::now(),
             missing: HashSet::new(),
             activated: None,
             activated_http: None,
@@ -231,11 +236,10 @@ impl Manager {
             self.missing.remove(&segment);
             self.remove_fd(&format!("{SEGMENT}{segment}"));
         }
-        if self.grown > self.rewrite_after
-            && let Err(error) = self.rewrite(header, journal)
-        {
+        let is_due = self.grown > self.rewrite_after || (self.lacks_event && self.retry_at <= Instant::now());
+        if is_due && let Err(error) = self.rewrite(header, journal) {
             tracing::error!("the journal was not rewritten: {error}");
-            (self.grown, self.rewrite_after) = (0, RETRY_BYTES);
+            (self.grown, self.rewrite_after, self.retry_at) = (0, RETRY_BYTES, Instant::now() + RETRY_INTERVAL);
         }
     }
 
@@ -341,6 +345,7 @@ mod tests {
                 grown: 0,
                 rewrite_after: 0,
                 lacks_event: false,
+                retry_at: Instant::now(),
                 missing: HashSet::new(),
                 activated: None,
                 activated_http: None,
@@ -412,8 +417,10 @@ mod tests {
         supervised.apply(published(2, 1, 11, true));
         supervised.apply((Event::Unlisted(Id { name_id: 1, version: 1 }), Vec::new()));
         supervised.manager.socket = socket;
-        let note = "0".repeat(RETRY_BYTES as usize);
-        supervised.apply((Event::NotePut { key: "n".into(), note }, Vec::new()));
+        supervised.apply((Event::Unlisted(Id { name_id: 1, version: 1 }), Vec::new()));
+        assert!(supervised.stored().is_empty(), "the next attempt comes later");
+        supervised.manager.retry_at = Instant::now();
+        supervised.apply((Event::Unlisted(Id { name_id: 1, version: 1 }), Vec::new()));
         assert_eq!(supervised.stored(), ["segment-11", "journal-2"]);
         assert_eq!(supervised.entries(), supervised.journal.entries().collect::<Vec<_>>());
     }

@@ -8,7 +8,7 @@ const ENTRIES_MAX: usize = 10_000;
 /// The levels of folders whose files count. A link may lead back.
 const LEVELS_MAX: usize = 8;
 
-/// Sizes and times of the files in a model's folder and its subfolders, without those in hidden folders.
+/// Sizes and times of the files in a model's folder and its subfolders, without hidden ones.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FolderStamp {
     files: BTreeMap<PathBuf, FileStamp>,
@@ -22,11 +22,16 @@ impl FolderStamp {
     pub(crate) fn of(folder: &Path) -> Result<Self> {
         let mut stamp = Self { files: BTreeMap::new(), settled: true };
         let mut room = ENTRIES_MAX;
-        let mut level = vec![folder.to_owned()];
-        for _ in 0..LEVELS_MAX {
+        let mut level = stamp.add(folder, SystemTime::now(), &mut room)?;
+        for depth in 1..LEVELS_MAX {
             let mut inner = Vec::new();
             for folder in level {
-                inner.extend(stamp.add(&folder, SystemTime::now(), &mut room)?);
+                match stamp.add(&folder, SystemTime::now(), &mut room) {
+                    Ok(folders) => inner.extend(folders),
+                    // Deeper folders may be no part of the model: logs, data, a link that leads back.
+                    Err(_) if depth > 1 => {}
+                    Err(error) => return Err(error),
+                }
             }
             level = inner;
         }
@@ -53,12 +58,14 @@ impl FolderStamp {
             *room = room.checked_sub(1).ok_or_else(|| {
                 Error::invalid(format!("the model folder has more than {ENTRIES_MAX} entries")).in_file(folder)
             })?;
-            let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
             let path = entry.path();
             // A broken link is ignored.
             let Ok(metadata) = path.metadata() else { continue };
             if metadata.is_dir() {
-                inner.extend((!is_hidden).then_some(path));
+                inner.push(path);
             } else if metadata.is_file() {
                 let stamp = FileStamp::of(&metadata);
                 self.settled &= stamp.settled(now);

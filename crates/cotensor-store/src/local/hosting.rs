@@ -114,10 +114,7 @@ impl LocalStore {
         waiter: &mut Waiter<'_>,
         waker: &Waker,
     ) -> Poll<Result<Claim>> {
-        let _restored = match self.restore_results(key, holder) {
-            Ok(restored) => restored,
-            Err(error) => return Poll::Ready(Err(error)),
-        };
+        let _restored = self.restore_results(key, holder);
         match waiter.poll(*key, holder, waker) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(found) => Poll::Ready(Ok(self.claimed(*key, found))),

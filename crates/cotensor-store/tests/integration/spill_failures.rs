@@ -98,11 +98,11 @@ fn results_stay_when_reading_them_fails_for_a_time() {
     drop(compute(&store, &holder, &["result"]));
     drop(put(&store, &holder, "other", 1).unwrap());
     assert_eq!(store.spilled("result").len(), 1);
-    for (kind, failing_restores, is_unreadable) in [(ErrorKind::OverBudget, 1000, false), (ErrorKind::Io, 0, true)] {
+    for (failing_restores, is_unreadable) in [(1000, false), (0, true)] {
         disk.failing_restores.store(failing_restores, Ordering::SeqCst);
         disk.unreadable.store(is_unreadable, Ordering::SeqCst);
-        let error = store.claim(&key(), &holder).err().expect("the results cannot be read");
-        assert_eq!((error.kind(), error.field()), (kind, Some("result")));
+        // They are computed by the caller, unless that gives up.
+        assert!(matches!(store.claim(&key(), &holder).unwrap(), Claim::Compute(_)));
         assert!(store.is_computed(&key()));
     }
     disk.unreadable.store(false, Ordering::SeqCst);

@@ -17,6 +17,8 @@ const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(100);
 /// The pause after a check, as a multiple of its time: many sessions take a tenth of a processor.
 const PAUSE_FACTOR: u32 = 9;
+/// The longest pause: a check takes long also while the daemon is stopped.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The most sessions that wait, as a multiple of that from which on clients that have some of them cannot begin another one.
 const SESSIONS_FACTOR: usize = 4;
 
@@ -111,7 +113,7 @@ impl Disconnected {
 
     /// Takes out the sessions that a check, from `began` to `now`, has found closed.
     pub(crate) fn checked(&mut self, closed: &[u64], began: Duration, now: Duration) -> Vec<LeftSession> {
-        self.pause_until = now + PAUSE_FACTOR * now.saturating_sub(began);
+        self.pause_until = now + (PAUSE_FACTOR * now.saturating_sub(began)).min(PAUSE_MAX);
         closed.iter().filter_map(|session| self.sessions.remove(session)).map(|waiting| waiting.left).collect()
     }
 

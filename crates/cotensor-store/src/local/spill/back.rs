@@ -138,24 +138,23 @@ impl LocalStore {
     }
 
     /// Restores the spilled results of a computation, and makes them its results again while the leases exist. Returns none if one of them
-    /// is lost: then all are computed again.
-    ///
-    /// # Errors
-    /// Those of reading results that another attempt may read, such as `OverBudget` and `Io`. The results stay.
-    pub(crate) fn restore_results(&self, key: &Key, holder: &Holder) -> Result<Vec<Lease>> {
-        let Some(state) = &self.spill else { return Ok(Vec::new()) };
-        let Some(results) = state.results().get(key).cloned() else { return Ok(Vec::new()) };
+    /// cannot be read: then all are computed again. If another attempt may read them (`OverBudget`, `Io`), they stay until the
+    /// new ones take their place.
+    pub(crate) fn restore_results(&self, key: &Key, holder: &Holder) -> Vec<Lease> {
+        let Some(state) = &self.spill else { return Vec::new() };
+        let Some(results) = state.results().get(key).cloned() else { return Vec::new() };
         let leases: Result<Vec<Lease>> = results.iter().map(|id| self.lease(*id, holder)).collect();
         let leases = match leases {
+            Ok(leases) => leases,
             Err(error) if SpilledSet::is_lost(&error) => Vec::new(),
-            leases => leases?,
+            Err(_) => return Vec::new(),
         };
         if !leases.is_empty() {
             self.claims.restore(*key, leases.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
         }
         // Removed last: a claim that comes meanwhile finds the results here or there.
         state.forget_results(key, &results);
-        Ok(leases)
+        leases
     }
 
     pub(crate) fn has_spilled_results(&self, key: &Key) -> bool {
