@@ -79,8 +79,13 @@ export function tokensOutput(tokens: Uint32Array): Output {
   return { name: "tokens", shape: [values.length], values };
 }
 
+/** Options of the Rust library that pages do not read. */
+const UNREAD = ["promptName", "prompt_name", "texts", "encoder"];
+
 /** The user that `ModelFamily.checkOptions` and `Generation.decode` read: JSON with the options that the program gave, which the module checks. */
 export function userOf(model: string, task: Task, options: AnswerOptions): string {
+  const unread = UNREAD.find((name) => (options as Readonly<Record<string, unknown>>)[name] !== undefined);
+  if (unread !== undefined) throw new CotensorError("Invalid", `${unread}: pages do not read this option`);
   // JSON has no NaN and no infinity: they would become `null`. It has no BigInt.
   const inJson = (_: string, value: unknown): unknown => ((typeof value === "number" && !Number.isFinite(value)) || typeof value === "bigint" ? String(value) : value);
   return JSON.stringify({ ...options, name: model, model, task: task.name }, inJson);
