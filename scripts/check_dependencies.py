@@ -36,9 +36,10 @@ ALLOWED = {
     "cotensor-formats": {"cotensor-core", "cotensor-store"},
     "cotensor-functions": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
     "cotensor-serving": {"cotensor-core", "cotensor-store", "cotensor-model", "cotensor-functions"},
+    "cotensor-supervisor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
     # The daemon links no engine.
     "cotensor-daemon": {
-        "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client", "cotensor-formats"
+        "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client", "cotensor-formats", "cotensor-supervisor"
     },
     "cotensor": {
         "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-formats",

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 MIN_TESTS=270
-packages=(cotensor-core cotensor-store cotensor-memory cotensor-rpc cotensor-client cotensor-daemon)
+packages=(cotensor-core cotensor-store cotensor-memory cotensor-rpc cotensor-client cotensor-supervisor cotensor-daemon)
 # Tests of what the emulator (qemu 7.2) lacks.
 skipped=(
   # madvise does nothing and reports success: no page is populated.

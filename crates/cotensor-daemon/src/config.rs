@@ -12,10 +12,6 @@ use std::time::Duration;
 /// heaps of the server and its supervisor. Texts ([`TEXT_COPIES`](cotensor_store::backend::TEXT_COPIES)) and dimensions
 /// ([`DIMENSION_BYTES`](cotensor_store::backend::DIMENSION_BYTES)).
 pub const METADATA_BYTES: u64 = 864;
-/// The interval at which a daemon checks that the files of its socket and its lock are in place.
-pub(crate) const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The time from a session's end to the trimming of the heap. Sessions that end together are one occasion.
-pub(crate) const HEAP_TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// The configuration of a daemon. Each field has a default. The command line and `COTENSOR_*` variables set them.
 #[derive(Clone, Debug)]

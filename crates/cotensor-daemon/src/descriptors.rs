@@ -12,9 +12,6 @@ const RESERVED_MIN: u64 = 32;
 /// The descriptors that connections leave for a takeover. The process that hands over opens a socket pair, a pipe to the
 /// new process and an index, and sends what it has without duplicates. The others are a margin.
 const TAKEOVER: u64 = 20;
-/// The most descriptors of segments in one message of a handover. Linux counts those that are not received yet against the
-/// limit.
-pub(crate) const HANDOVER_FDS: usize = 8;
 /// An idle server has 23 descriptors, and a supervisor 18.
 const IDLE: u64 = 24;
 /// A daemon with a lower limit could keep few tensors or none.

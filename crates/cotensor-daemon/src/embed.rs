@@ -2,10 +2,10 @@
 
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::listening::Listening;
 use crate::service::Service;
 use crate::transport::http::HttpListening;
 use cotensor_core::{Error, Result};
+use cotensor_supervisor::Listening;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -2,13 +2,13 @@
 
 use crate::dispatch::Methods;
 use crate::handlers;
-use crate::state::journal::Journal;
 use crate::{Config, Daemon};
 use cotensor_core::{Memory, Result};
 use cotensor_memory::MemfdMemory;
 use cotensor_memory::process::duplicate_fds;
 use cotensor_rpc::Frame;
 use cotensor_store::{MemoryControl, StoreReports};
+use cotensor_supervisor::Journal;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,18 +8,14 @@ mod embed;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handlers;
-mod launch;
-mod listening;
 mod log_throttle;
 mod models;
 mod processes;
 mod provider_tasks;
 mod service;
-mod signals;
 mod spill_files;
 mod start;
 mod state;
-mod supervisor;
 mod takeover;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -27,10 +23,9 @@ mod timers;
 mod transport;
 
 pub use config::{Config, METADATA_BYTES, default_socket, share_of_memory};
+pub use cotensor_supervisor::{Launch, Listening, Role};
 pub use daemon::Daemon;
 pub use embed::Embedded;
-pub use launch::{Launch, Role};
-pub use listening::Listening;
 pub use models::ModelsConfig;
 pub use processes::{run, run_as};
 pub use service::{Ready, Service};

@@ -1,12 +1,11 @@
 //! Runs a daemon until a signal stops it.
 
-use crate::config::{Config, HEAP_TRIM_DELAY};
+use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::listening::Listening;
-use crate::signals::StopSignals;
 use crate::transport::http::{HttpConfig, HttpListening};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::trim_heap;
+use cotensor_supervisor::{HEAP_TRIM_DELAY, Listening, StopSignals};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -6,13 +6,13 @@ use crate::log_throttle::LogThrottle;
 use crate::models::Models;
 use crate::provider_tasks::TaskConnections;
 use crate::spill_files::{Files, SpillToFiles};
+use crate::state::StoreEvents;
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;
-use crate::state::index::{INDEX_SLOTS, Slots};
+use crate::state::index::Slots;
 use crate::state::segment::Slabs;
 use crate::state::session::{Disconnected, SessionLocks};
-use crate::state::{StoreEvents, SupervisorClient};
 use cotensor_client::protocol::METHODS;
 use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
@@ -20,6 +20,7 @@ use cotensor_memory::process::{LockTable, has_room_for_message, random_bytes};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::CallCounts;
 use cotensor_store::{Clock, LocalStore, StoreObserver, SystemClock};
+use cotensor_supervisor::{INDEX_SLOTS, SupervisorLink};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{Notify, watch};
@@ -36,11 +37,7 @@ impl Daemon {
         Self::with(config, SharedIndex::create(INDEX_SLOTS)?, None)
     }
 
-    pub(crate) fn with(
-        config: Config,
-        index: SharedIndex,
-        link: Option<Arc<dyn SupervisorClient>>,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn with(config: Config, index: SharedIndex, link: Option<Arc<SupervisorLink>>) -> Result<Arc<Self>> {
         Self::with_counts(config, index, link, CallCounts::of(METHODS.iter().map(|method| method.name)))
     }
 
@@ -48,7 +45,7 @@ impl Daemon {
     pub(crate) fn with_counts(
         config: Config,
         index: SharedIndex,
-        link: Option<Arc<dyn SupervisorClient>>,
+        link: Option<Arc<SupervisorLink>>,
         counts: CallCounts,
     ) -> Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());

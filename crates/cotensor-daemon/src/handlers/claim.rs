@@ -2,7 +2,6 @@
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
-use crate::state::journal::Event;
 use crate::state::session::{Granted, HANDLES_MAX};
 use crate::state::{claim_key, content_hash};
 use cotensor_client::protocol::{
@@ -11,6 +10,7 @@ use cotensor_client::protocol::{
 };
 use cotensor_core::{Error, Result};
 use cotensor_store::{Claim, ComputationStore, blob_key};
+use cotensor_supervisor::Event;
 use std::collections::HashSet;
 use std::time::Duration;
 

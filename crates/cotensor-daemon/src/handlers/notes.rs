@@ -3,11 +3,11 @@
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
 use crate::state::content_hash;
-use crate::state::journal::Event;
 use cotensor_client::hex;
 use cotensor_client::protocol::{Empty, KeyParams, Note, PutNoteParams};
 use cotensor_core::Error;
 use cotensor_store::BlobStore;
+use cotensor_supervisor::Event;
 
 pub(super) async fn get(caller: Caller, params: KeyParams) -> Answer<Note> {
     let note = caller.daemon.store.get_note(&content_hash(&params.key)?);

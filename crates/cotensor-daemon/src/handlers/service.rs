@@ -3,13 +3,13 @@
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
 use crate::models::checked;
-use crate::signals::stop_this_process;
 use cotensor_client::protocol::{
     DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, HttpListenParams, LibraryParams, ModelEndpoint,
     OfferedLibrary, SessionList, openrpc_with,
 };
 use cotensor_core::{Error, ErrorKind};
 use cotensor_store::StoreReports;
+use cotensor_supervisor::stop_this_process;
 
 pub(super) async fn sessions(caller: Caller, _: Empty) -> Answer<SessionList> {
     Ok(SessionList { sessions: caller.daemon.session_infos() }.into())

@@ -1,6 +1,6 @@
 //! The configuration of the model process.
 
-use crate::launch::Launch;
+use cotensor_supervisor::Launch;
 use std::time::Duration;
 
 /// How the daemon starts the process that runs models.

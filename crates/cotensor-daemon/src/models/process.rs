@@ -1,11 +1,11 @@
 //! One model process: its start, its end and the connections to it.
 
 use super::config::ModelsConfig;
-use crate::launch::Image;
 use cotensor_client::protocol::ModelEngine;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::{is_exiting, state};
+use cotensor_supervisor::Image;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};

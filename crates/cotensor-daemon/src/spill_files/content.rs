@@ -2,10 +2,10 @@
 
 use crate::descriptors::{are_scarce, none_left};
 use crate::state::segment::Sealed;
-use crate::state::spill::SpillFile;
 use cotensor_client::open_regular;
 use cotensor_core::{Error, Hasher, Result, SegmentMut};
 use cotensor_memory::MemfdMut;
+use cotensor_supervisor::SpillFile;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use std::fs::File;
 use std::io::{Read, Write};

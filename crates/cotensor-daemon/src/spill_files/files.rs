@@ -1,11 +1,12 @@
 //! A daemon's folder of spilled segments.
 
-use super::folder::{OWNER, absolute, folder_of, remove_abandoned, remove_folder};
+use super::folder::{OWNER, absolute, folder_of, remove_abandoned};
 use crate::state::spill::SpillTable;
 use cotensor_client::{Others, private_folder};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::random_bytes;
+use cotensor_supervisor::remove_folder;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 

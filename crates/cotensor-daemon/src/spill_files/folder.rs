@@ -2,6 +2,7 @@
 
 use cotensor_client::{Others, open_regular, private_folder};
 use cotensor_core::{ContentHash, Error, Result};
+use cotensor_supervisor::remove_folder;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use std::ffi::OsString;
 use std::io::Read;
@@ -28,15 +29,6 @@ pub(crate) fn folder_of(folder: &Path, socket: &Path) -> Result<PathBuf> {
 /// Absolute paths, because a later daemon may have another current folder.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Error::io("finding the current folder", &error).in_file(path))
-}
-
-/// Removes a daemon's folder with its files.
-pub(crate) fn remove_folder(folder: &Path) {
-    if let Err(error) = std::fs::remove_dir_all(folder)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::warn!("{} was not removed: {error}", folder.display());
-    }
 }
 
 /// Removes the folders below `below` whose daemons are dead: no process has the lock of the socket.

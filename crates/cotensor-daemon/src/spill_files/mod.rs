@@ -8,5 +8,5 @@ mod storage;
 mod tests;
 
 pub(crate) use files::Files;
-pub(crate) use folder::{folder_of, remove_folder};
+pub(crate) use folder::folder_of;
 pub(crate) use storage::SpillToFiles;

@@ -3,9 +3,9 @@
 use super::content;
 use super::files::Files;
 use super::folder::OWNER;
-use crate::state::spill::SpillFile;
 use cotensor_core::{Error, ErrorKind, Result, Segment};
 use cotensor_store::{SpillStorage, SpilledSegment};
+use cotensor_supervisor::SpillFile;
 use std::fs::File;
 use std::sync::Arc;
 

@@ -1,12 +1,11 @@
 use super::content::PIECE_BYTES;
 use super::{Files, SpillToFiles};
-use crate::Listening;
 use crate::state::segment::Sealed;
-use crate::state::spill::SpillFile;
 use cotensor_core::SegmentMut;
 use cotensor_core::{ErrorKind, Segment};
 use cotensor_memory::MemfdMut;
 use cotensor_store::SpillStorage;
+use cotensor_supervisor::{Listening, SpillFile};
 use std::sync::Arc;
 
 fn sealed(bytes: &[u8]) -> Sealed {

@@ -9,9 +9,6 @@ use cotensor_store::{self as store, VersionWord, WordTable};
 use cotensor_store::{Lease, LocalStore};
 use std::os::fd::OwnedFd;
 
-/// The number of names in the index. A lookup of another name is a call.
-pub(crate) const INDEX_SLOTS: u32 = 1 << 16;
-
 /// The slots of the index and their versions.
 pub(crate) struct Slots(store::VersionWords<Shared>);
 

@@ -1,9 +1,9 @@
 //! Leases, slabs and claims of a former server that wait for their sessions to resume.
 
-use super::journal::SessionClient;
 use crate::state::segment::{Inode, Slab};
 use cotensor_core::MemoryKind;
 use cotensor_store::{Key, Lease, SegmentCharge, Ticket};
+use cotensor_supervisor::SessionClient;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;

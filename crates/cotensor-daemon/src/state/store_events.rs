@@ -1,13 +1,15 @@
 //! Reports changes of the store: to clients through the shared index, and to the supervisor.
 
 use super::index::Slots;
-use super::journal::Event;
 use super::orphans::Orphans;
+use super::segment::{file_bytes, file_of};
 use super::spill::SpillTable;
-use super::supervisor_client::SupervisorClient;
+use cotensor_client::protocol::Spec;
 use cotensor_core::sync::lock;
+use cotensor_core::{Error, MemoryKind, Result};
 use cotensor_store::backend::Record;
 use cotensor_store::{Clock, Key, SpilledSegment, StoreObserver, TensorId};
+use cotensor_supervisor::{Entry, Event, SegmentFile, SupervisorLink};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -15,7 +17,8 @@ use std::time::Duration;
 pub(crate) struct StoreEvents {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) slots: Slots,
-    pub(crate) link: Option<Arc<dyn SupervisorClient>>,
+    /// The link to the supervisor; none for a daemon inside another program.
+    pub(crate) link: Option<Arc<SupervisorLink>>,
     /// The files of spilled segments, with a folder for them.
     pub(crate) spilled: Option<Arc<Mutex<SpillTable>>>,
     /// Leases, slabs and claims of a former server whose sessions have not resumed.
@@ -25,8 +28,10 @@ pub(crate) struct StoreEvents {
 impl StoreObserver for StoreEvents {
     fn on_publish(&self, record: &Record) {
         self.slots.invalidate(record.id().name_id);
-        if let Some(link) = &self.link {
-            link.record_published(record);
+        if let Some(link) = &self.link
+            && let Err(error) = record_published(link, record)
+        {
+            tracing::error!("{} was not recorded and ends with this server: {error}", record.name());
         }
     }
 
@@ -38,7 +43,7 @@ impl StoreObserver for StoreEvents {
     fn on_free(&self, record: &Record) {
         self.slots.on_free(record);
         if let Some(link) = &self.link {
-            link.record_freed(record);
+            link.record_without_segment(Event::Freed(record.id().into()), record.segment().fd());
         }
     }
 
@@ -52,7 +57,7 @@ impl StoreObserver for StoreEvents {
         self.slots.on_free(record);
         let file = self.spilled.as_ref().and_then(|files| lock(files).file(spilled.number()));
         if let (Some(link), Some(file)) = (&self.link, file) {
-            link.record_spilled(record, file);
+            link.record_without_segment(Event::Spilled { id: record.id().into(), file }, record.segment().fd());
         }
     }
 
@@ -84,4 +89,28 @@ impl StoreEvents {
     pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
         lock(&self.orphans)
     }
+}
+
+/// Reports a published tensor and, with the first tensor of a segment, the segment's descriptor.
+fn record_published(link: &SupervisorLink, record: &Record) -> Result<()> {
+    let segment = record.segment();
+    let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
+    let entry = Entry {
+        id: record.id().into(),
+        spec: Spec::from(&record.spec()),
+        segment: 0,
+        offset: record.layout().offset_bytes() + segment.fd_offset(),
+        key: record.key().map(|key| key.0.to_string()),
+        versions: record.id().version,
+        current: true,
+        removed: false,
+        spilled: None,
+        created_ns: u64::try_from(record.created().as_nanos()).ok(),
+        left_ns: None,
+    };
+    link.record_published(entry, fd, || {
+        let file = file_of(&**segment).ok_or_else(|| Error::unsupported("this segment is not the daemon's"))?;
+        let slab = segment.kind() == MemoryKind::Slab;
+        Ok(SegmentFile { bytes: file_bytes(&**segment) as u64, slab, device: segment.device(), file })
+    })
 }

@@ -3,11 +3,8 @@
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::spill_files::Files;
-use crate::state::journal::{Entry, Event, Segment as JournalSegment};
+use crate::state::Orphans;
 use crate::state::segment::{Part, Slab, inode, known_segment};
-use crate::state::spill::SpillFile;
-use crate::state::{Orphans, SupervisorClient};
-use crate::supervisor::SupervisorLink;
 use cotensor_client::hex;
 use cotensor_client::protocol::Id;
 use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
@@ -17,6 +14,7 @@ use cotensor_store::{
     BlobStore, Claim, ComputationStore, Holder, Key, Lease, LocalStore, RestoredTensor, SpilledTensor, TensorId,
     TensorStore, Ticket,
 };
+use cotensor_supervisor::{Entry, Event, Segment as JournalSegment, SpillFile, SupervisorLink};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -28,7 +26,7 @@ impl Daemon {
     /// # Errors
     /// `Io`.
     pub(crate) fn take_over(config: Config, index: SharedIndex, link: Arc<SupervisorLink>) -> Result<Arc<Self>> {
-        let daemon = Self::with(config, index, Some(Arc::clone(&link) as Arc<dyn SupervisorClient>))?;
+        let daemon = Self::with(config, index, Some(Arc::clone(&link)))?;
         let mut orphans = restore(&daemon.store, &link, daemon.files.as_ref());
         let (used, max) = (daemon.store.memory_usage_bytes(), daemon.config.max_memory_bytes);
         if used > max {
@@ -69,7 +67,7 @@ fn restore(store: &LocalStore, link: &SupervisorLink, files: Option<&Arc<Files>>
     let (mut segments, mut orphans) = (HashMap::new(), Orphans::default());
     let holder = store.holder("taken over");
     let mut state = link.state();
-    for segment in state.journal.segments() {
+    for segment in state.journal().segments() {
         let charge = store.charge_existing(segment.info.device, segment.info.bytes);
         match charge.and_then(|charge| Ok((take(segment, &charge)?, charge))) {
             Ok(taken) => drop(segments.insert(segment.info.id, taken)),
@@ -78,20 +76,20 @@ fn restore(store: &LocalStore, link: &SupervisorLink, files: Option<&Arc<Files>>
     }
     for (number, (taken, charge)) in &segments {
         match taken {
-            Taken::Own(segment) => state.number(segment.fd().map_or(-1, |fd| fd.as_raw_fd()), *number),
+            Taken::Own(segment) => state.enter_segment(segment.fd().map_or(-1, |fd| fd.as_raw_fd()), *number),
             Taken::Slab(slab) => {
-                state.number(slab.fd().as_raw_fd(), *number);
+                state.enter_segment(slab.fd().as_raw_fd(), *number);
                 if let Ok(inode) = inode(slab.fd()) {
                     orphans.slabs.insert(inode, (Arc::clone(slab), store.reopen_segment(charge)));
                 }
             }
         }
     }
-    store.skip_name_ids(state.journal.name_ids());
-    orphans.sessions = state.journal.sessions().collect();
+    store.skip_name_ids(state.journal().name_ids());
+    orphans.sessions = state.journal().sessions().collect();
     // One at a time: hundreds of thousands of unpacked entries would take more memory than the packed ones.
     let (mut leases, mut spilled, mut refused) = (HashMap::new(), Vec::new(), Vec::new());
-    for entry in state.journal.entries() {
+    for entry in state.journal().entries() {
         if entry.spilled.is_some() {
             spilled.push(entry);
             continue;
@@ -104,11 +102,11 @@ fn restore(store: &LocalStore, link: &SupervisorLink, files: Option<&Arc<Files>>
             }
         }
     }
-    let left: Vec<(u64, Vec<Id>)> = state.journal.left().map(|(session, ids)| (session, ids.to_vec())).collect();
-    let claims: Vec<(ContentHash, Vec<Id>)> = state.journal.claims().map(|(key, ids)| (*key, ids.to_vec())).collect();
-    let claimed: Vec<Key> = state.journal.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
+    let left: Vec<(u64, Vec<Id>)> = state.journal().left().map(|(session, ids)| (session, ids.to_vec())).collect();
+    let claims: Vec<(ContentHash, Vec<Id>)> = state.journal().claims().map(|(key, ids)| (*key, ids.to_vec())).collect();
+    let claimed: Vec<Key> = state.journal().claimed().filter_map(ContentHash::from_hex).map(Key).collect();
     let notes: Vec<(String, String)> =
-        state.journal.notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
+        state.journal().notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
     drop(state);
 
     let (refused_count, spilled_count) = (refused.len(), spilled.iter().filter(|entry| entry.current).count());

@@ -3,13 +3,13 @@
 use super::restore::claim;
 use crate::daemon::Daemon;
 use crate::state::broker::{DEVICES_MAX, DeviceProgram};
-use crate::state::journal::{Event, SessionClient};
 use crate::state::session::{HANDLES_MAX, Session};
 use crate::state::{EndedWait, claim_key};
 use cotensor_client::protocol::{DeviceShareParams, Id, JoinDeviceParams, RESUME_TOKEN, Resume};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::Outbox;
 use cotensor_store::{Lease, TensorId, TensorStore};
+use cotensor_supervisor::{Event, SessionClient};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 

@@ -6,9 +6,9 @@
 
 use super::resources::LeaseEntry;
 use crate::state::broker::Share;
-use crate::state::journal::SessionClient;
 use cotensor_client::protocol::Id;
 use cotensor_store::{Holder, TensorId};
+use cotensor_supervisor::SessionClient;
 use std::collections::HashMap;
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The locks of sessions: the kernel tells which clients still have mapped tensors.
 
-use crate::state::journal::SessionClient;
 use cotensor_core::{ErrorKind, Result};
 use cotensor_memory::process::{LockTable, is_alive as is_process_alive};
+use cotensor_supervisor::SessionClient;
 use std::os::fd::OwnedFd;
 
 /// The lock table of a daemon. All servers of a supervisor have the same one.

@@ -7,7 +7,6 @@ use super::resources::Resources;
 use crate::state::StoreEvents;
 use crate::state::broker::DeviceProgram;
 use crate::state::functions::{FunctionProvider, Slots};
-use crate::state::journal::SessionClient;
 use crate::state::segment::SlabOwner;
 use cotensor_client::protocol::{CallerInfo, DeviceShareParams, SessionInfo, Transport, notification};
 use cotensor_core::sync::lock;
@@ -18,6 +17,7 @@ use cotensor_store::backend::{Budget, Charge};
 use cotensor_store::{
     ChangePosition, ChangesFuture, EveryVersion, Holder, Key, Lease, LocalStore, TensorStore, Ticket, check_name,
 };
+use cotensor_supervisor::SessionClient;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};

@@ -1,7 +1,7 @@
 //! The files of spilled segments, and their budget.
 
-use super::file::SpillFile;
 use cotensor_core::{Error, ErrorKind, Result, size};
+use cotensor_supervisor::SpillFile;
 use std::collections::HashMap;
 use std::path::PathBuf;
 

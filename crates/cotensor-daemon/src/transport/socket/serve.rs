@@ -2,16 +2,15 @@
 
 use super::connection;
 use super::idle::IdleTimer;
-use crate::config::SOCKET_CHECK_INTERVAL;
 use crate::daemon::Daemon;
 use crate::descriptors::{are_for_takeover, none_left};
 use crate::dispatch::Methods;
 use crate::handlers;
-use crate::listening::Listening;
 use crate::log_throttle::LogThrottle;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::Outbox;
 use cotensor_rpc::{FRAME_BYTES_MAX, Frame, Id, Response, send_all, to_object};
+use cotensor_supervisor::{Listening, SOCKET_CHECK_INTERVAL};
 use std::future::Future;
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -7,10 +7,10 @@ mod tensors;
 
 use super::{HttpConfig, HttpListening};
 use crate::dispatch::Methods;
-use crate::state::index::INDEX_SLOTS;
 use crate::{Config, Daemon, handlers};
 use cotensor_memory::SharedIndex;
 use cotensor_rpc::server::CallCounts;
+use cotensor_supervisor::INDEX_SLOTS;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};

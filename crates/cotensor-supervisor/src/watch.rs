@@ -1,14 +1,15 @@
 //! The server watches its supervisor, and starts another one when the supervisor dies.
 
-use super::channel::{HandoverHeader, hand_over};
-use super::link::{SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
-use super::process::{Parent, STABLE_UPTIME};
+use crate::channel::{HandoverHeader, hand_over};
 use crate::launch::{Image, Role};
+use crate::link::{SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
+use crate::process::{Parent, STABLE_UPTIME};
 use crate::signals::stop_this_process;
 use cotensor_core::{Error, Result};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::process::Child;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -19,9 +20,33 @@ const ORPHAN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The time from a supervisor that failed to the next one.
 const SUPERVISOR_RESTART_DELAY: Duration = Duration::from_secs(1);
 
+/// The connection to the supervisor, and its process.
+pub struct Watch {
+    link: Arc<SupervisorLink>,
+    socket: UnixStream,
+    supervisor: SupervisorProcess,
+}
+
+impl Watch {
+    pub(crate) fn new(link: Arc<SupervisorLink>, socket: UnixStream, supervisor: SupervisorProcess) -> Self {
+        Self { link, socket, supervisor }
+    }
+
+    /// Replaces a supervisor that dies, on a thread. `is_used` says whether clients use this server: without its first supervisor and
+    /// without clients it stops.
+    ///
+    /// # Errors
+    /// `Io` when the thread cannot be started.
+    pub fn start(self, is_used: impl Fn() -> bool + Send + 'static) -> Result<()> {
+        let watch = move || self.link.watch(self.socket, self.supervisor, &is_used);
+        let started = std::thread::Builder::new().name("supervisor".to_owned()).spawn(watch);
+        started.map(drop).map_err(|error| Error::io("watching the supervisor", &error))
+    }
+}
+
 impl SupervisorLink {
     /// Waits for the end of the supervisor and starts the next one, as long as this server runs.
-    pub(crate) fn watch(&self, mut socket: UnixStream, mut supervisor: Supervisor, is_used: &dyn Fn() -> bool) {
+    fn watch(&self, mut socket: UnixStream, mut supervisor: SupervisorProcess, is_used: &dyn Fn() -> bool) {
         let mut image = Image::default();
         loop {
             let began = Instant::now();
@@ -76,14 +101,14 @@ impl SupervisorLink {
         }
     }
 
-    fn start_supervisor(&self, image: Image) -> Result<(UnixStream, Supervisor)> {
+    fn start_supervisor(&self, image: Image) -> Result<(UnixStream, SupervisorProcess)> {
         let io = |error| Error::io("starting a supervisor", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
         let copy = ours.try_clone().map_err(io)?;
         // Events wait for the lock from here on, so that the supervisor misses none.
         let mut state = self.state();
         state.socket = None;
-        let mut supervisor = Supervisor::Child(self.launch.start(image, Role::Supervisor, theirs)?);
+        let mut supervisor = SupervisorProcess::Child(self.launch.start(image, Role::Supervisor, theirs)?);
         let header = HandoverHeader { orphaned: true, ..self.header.clone() };
         if let Err(error) = hand_over(&ours, header, &state.sockets, None, &state.journal) {
             supervisor.end();
@@ -96,14 +121,14 @@ impl SupervisorLink {
 }
 
 /// The supervisor's process.
-pub(crate) enum Supervisor {
+pub(crate) enum SupervisorProcess {
     /// It started this server, unless it died before this server began.
     Parent(Option<Parent>),
     /// A replacement, started by this server.
     Child(Child),
 }
 
-impl Supervisor {
+impl SupervisorProcess {
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Parent(parent) => parent.as_ref().map(Parent::pid),

@@ -4,12 +4,14 @@ mod block;
 mod event;
 mod packed;
 mod replay;
+mod spill_file;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use block::BLOCK_VERSION;
-pub(crate) use event::{Entry, Event, SessionClient};
-pub(crate) use table::{Journal, Segment};
+pub use event::{Entry, Event, SessionClient};
+pub use spill_file::SpillFile;
+pub use table::{Journal, Segment};
 #[cfg(test)]
 pub(crate) use tests::published;

@@ -4,20 +4,22 @@ use super::block::{Block, Item, Items};
 use super::event::Event;
 use super::packed::PackedEntry;
 use super::table::{Journal, Segment, at, id_of, shared};
-use crate::descriptors::HANDOVER_FDS;
 use cotensor_core::{ContentHash, Error, Result};
 use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A block of a handover is sent when it has this many bytes.
 pub(super) const BLOCK_BYTES: usize = 256 << 10;
+/// The most descriptors of segments in one message of a handover. Linux counts those that are not received yet against the
+/// limit of open descriptors.
+pub(super) const HANDOVER_FDS: usize = 8;
 
 impl Journal {
     /// Calls `send_event` with events and descriptors that make an empty journal equal to this one.
     ///
     /// # Errors
     /// Those of `send_event`.
-    pub(crate) fn replay(&self, mut send_event: impl FnMut(Event, Option<BorrowedFd<'_>>) -> Result<()>) -> Result<()> {
+    pub fn replay(&self, mut send_event: impl FnMut(Event, Option<BorrowedFd<'_>>) -> Result<()>) -> Result<()> {
         let mut sent = HashSet::new();
         for (&at, packed) in &self.entries {
             let entry = Box::new(packed.unpack(id_of(at))?);
@@ -37,7 +39,7 @@ impl Journal {
     ///
     /// # Errors
     /// Those of `block` and `send_event`.
-    pub(crate) fn hand_over<'a>(
+    pub fn hand_over<'a>(
         &'a self,
         mut block: impl FnMut(Vec<u8>, Vec<BorrowedFd<'a>>) -> Result<()>,
         send_event: impl FnMut(Event) -> Result<()>,
@@ -90,7 +92,7 @@ impl Journal {
     ///
     /// # Errors
     /// `Corrupt` for bytes that are not a block; as [`apply`](Self::apply).
-    pub(crate) fn apply_block(&mut self, block: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
+    pub fn apply_block(&mut self, block: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
         let mut fds = fds.into_iter();
         for item in Items::of(block)? {
             match item? {

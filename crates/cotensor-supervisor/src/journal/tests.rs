@@ -1,8 +1,7 @@
 use super::event::{Entry, Event, SessionClient};
-use super::replay::BLOCK_BYTES;
+use super::replay::{BLOCK_BYTES, HANDOVER_FDS};
+use super::spill_file::SpillFile;
 use super::table::{Journal, NOTES_BYTES_MAX};
-use crate::descriptors::HANDOVER_FDS;
-use crate::state::spill::SpillFile;
 use cotensor_client::protocol::Keep;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_core::{ContentHash, Device};

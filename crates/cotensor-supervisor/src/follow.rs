@@ -1,18 +1,20 @@
 //! Follows a server: applies its events to the journal until it ends.
 
-use super::channel::{Message, Receiver};
-use super::process::{self, Server};
-use super::state::SupervisorState;
-use super::successor::{self, SuccessorSocket};
-use crate::config::{HEAP_TRIM_DELAY, SOCKET_CHECK_INTERVAL};
+use crate::channel::{Message, Receiver};
+use crate::journal::Event;
+use crate::listening::SOCKET_CHECK_INTERVAL;
+use crate::process::{self, Server};
 use crate::signals::StopSignals;
-use crate::state::journal::Event;
+use crate::state::Supervisor;
+use crate::successor::{self, SuccessorSocket};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::trim_heap;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use tokio::io::Interest;
 
+/// The time from a session's end to the trimming of the heap. Sessions that end together are one occasion.
+pub const HEAP_TRIM_DELAY: Duration = Duration::from_secs(1);
 /// Events that arrive within this time are read together.
 const EVENT_BATCH_INTERVAL: Duration = Duration::from_millis(1);
 /// The time for a server to stop. A daemon stops within a second; the rest of it is for removing the files.
@@ -29,7 +31,7 @@ pub(crate) enum End {
     Succeeded(UnixStream),
 }
 
-impl SupervisorState {
+impl Supervisor {
     /// Applies the events of a server until it ends.
     pub(crate) async fn follow(
         &mut self,

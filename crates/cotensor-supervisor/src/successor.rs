@@ -1,7 +1,7 @@
 //! The takeover of a daemon whose first supervisor was killed. A program that is started on the same socket becomes the
 //! successor of the replacement supervisor, through a socket beside the daemon's.
 
-use super::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
+use crate::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
 use crate::listening::Bound;
 use cotensor_client::{connect_unix, path_beside};
 use cotensor_core::{Error, Result};

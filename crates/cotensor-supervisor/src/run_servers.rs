@@ -1,12 +1,12 @@
 //! The supervisor's loop: runs one server after another.
 
-use super::channel::Receiver;
-use super::follow::End;
-use super::process::{STABLE_UPTIME, Server};
-use super::state::SupervisorState;
-use super::successor::SuccessorSocket;
+use crate::channel::Receiver;
+use crate::follow::End;
 use crate::launch::{Image, Launch};
+use crate::process::{STABLE_UPTIME, Server};
 use crate::signals::StopSignals;
+use crate::state::Supervisor;
+use crate::successor::SuccessorSocket;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::raise_fd_limit;
 use std::time::{Duration, Instant};
@@ -24,12 +24,21 @@ fn gives_up(waited: Duration, tensors: usize) -> bool {
     tensors == 0 && waited > RESTART_TIMEOUT
 }
 
-impl SupervisorState {
-    /// Runs servers, beginning with `first` if it is running already, until a signal stops this process or the server,
-    /// or a successor takes over. Calls `ready` for each server that serves, with its epoch and its process.
+impl Supervisor {
+    /// Runs servers until a signal stops this process or the server. Calls `ready` for each server that serves, with its epoch and its
+    /// process.
     ///
     /// # Errors
     /// `Io` when the first server cannot be started, or when no server has started for a minute and there are no tensors.
+    pub fn run(self, launch: &Launch, ready: impl FnMut(u64, Option<u32>)) -> Result<()> {
+        self.run_servers(launch, None, None, ready)
+    }
+
+    /// As [`run`](Self::run), beginning with `first` if it is running already, until a signal stops this process or the server,
+    /// or a successor takes over.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
     pub(crate) fn run_servers(
         mut self,
         launch: &Launch,

@@ -16,19 +16,29 @@
 
 mod channel;
 mod follow;
+mod foreground;
+mod journal;
 mod journal_file;
+mod launch;
 mod link;
+mod listening;
 mod process;
 mod run_servers;
+mod signals;
 mod state;
 mod successor;
 mod systemd;
+mod take_over;
 mod watch;
 
-pub(crate) use channel::{CHANNEL_TIMEOUT, HandoverHeader, Receiver, Sockets};
-pub(crate) use link::{LinkState, SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
-pub(crate) use process::{Parent, Server, standard_input};
-pub(crate) use state::SupervisorState;
-pub(crate) use successor::{SuccessorSocket, inherit};
-pub(crate) use systemd::Manager;
-pub(crate) use watch::Supervisor;
+pub use channel::Sockets;
+pub use follow::HEAP_TRIM_DELAY;
+pub use foreground::Prepared;
+pub use journal::{Entry, Event, Journal, Segment, SessionClient, SpillFile};
+pub use launch::{Image, Launch, Role};
+pub use link::{LinkState, SegmentFile, SupervisorLink};
+pub use listening::{Listening, SOCKET_CHECK_INTERVAL};
+pub use signals::{StopSignals, stop_this_process};
+pub use state::{INDEX_SLOTS, Supervisor, remove_folder};
+pub use take_over::TakenOver;
+pub use watch::Watch;

@@ -5,7 +5,7 @@ use rustix::process::{Signal as SignalNumber, kill_process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGTERM, SIGINT, and SIGHUP unless this process was started to ignore it, as `nohup` does.
-pub(crate) struct StopSignals {
+pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
@@ -16,7 +16,7 @@ impl StopSignals {
     ///
     /// # Errors
     /// `Io` when the system refuses.
-    pub(crate) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let watch = |kind| signal(kind).map_err(|error| Error::io("watching for signals", &error));
         let ignored = cotensor_memory::process::is_signal_ignored(SignalKind::hangup().as_raw_value());
         let hangup = if ignored { None } else { Some(watch(SignalKind::hangup())?) };
@@ -24,7 +24,7 @@ impl StopSignals {
     }
 
     /// Waits for one of them.
-    pub(crate) async fn received(&mut self) {
+    pub async fn received(&mut self) {
         let Self { terminate, interrupt, hangup } = self;
         let hung_up = async {
             match hangup {
@@ -41,6 +41,6 @@ impl StopSignals {
 }
 
 /// Sends SIGTERM to this process.
-pub(crate) fn stop_this_process() {
+pub fn stop_this_process() {
     let _ = kill_process(rustix::process::getpid(), SignalNumber::TERM);
 }

@@ -5,10 +5,13 @@ use std::path::PathBuf;
 
 /// The file of a spilled segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SpillFile {
-    pub(crate) number: u64,
-    pub(crate) path: PathBuf,
-    pub(crate) bytes: u64,
+pub struct SpillFile {
+    /// Its number in the daemon's folder.
+    pub number: u64,
+    /// Its absolute path.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub bytes: u64,
     /// The hash of its pieces, in hexadecimal.
-    pub(crate) hash: String,
+    pub hash: String,
 }

@@ -1,7 +1,7 @@
 //! Messages between supervisor and server on their socket pair, with descriptors.
 
+use crate::journal::{BLOCK_VERSION, Event, Journal};
 use crate::listening::Listening;
-use crate::state::journal::{BLOCK_VERSION, Event, Journal};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::{LockTable, duplicate_fds};
 use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
@@ -62,11 +62,13 @@ pub(crate) struct HandoverHeader {
 }
 
 /// The listening sockets of a daemon, and the locks of its sessions.
-pub(crate) struct Sockets {
-    pub(crate) listening: Listening,
+pub struct Sockets {
+    /// The Unix socket.
+    pub listening: Listening,
     /// A lock for each session whose client keeps it.
-    pub(crate) locks: LockTable,
-    pub(crate) http: Option<TcpListener>,
+    pub locks: LockTable,
+    /// The socket for HTTP, if the daemon serves HTTP.
+    pub http: Option<TcpListener>,
 }
 
 impl Sockets {

@@ -1,22 +1,23 @@
 //! The state of a supervisor.
 
-use super::channel::{Handover, HandoverHeader, Receiver, Sockets, hand_over, listening_from};
-use super::process::Server;
-use super::successor;
-use super::systemd::{Held, Manager};
+use crate::channel::{Handover, HandoverHeader, Receiver, Sockets, hand_over, listening_from};
+use crate::journal::{Event, Journal};
 use crate::launch::{Image, Launch};
-use crate::spill_files::remove_folder;
-use crate::state::index::INDEX_SLOTS;
-use crate::state::journal::{Event, Journal};
+use crate::process::Server;
+use crate::successor;
+use crate::systemd::{Held, Manager};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::random_bytes;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The number of names in a server's index. A lookup of another name is a call.
+pub const INDEX_SLOTS: u32 = 1 << 16;
 
 /// The state of a supervisor. Dropping it closes the sockets first, so that no client waits while memory is freed.
-pub(crate) struct SupervisorState {
+pub struct Supervisor {
     pub(crate) header: HandoverHeader,
     pub(crate) sockets: Sockets,
     /// The current server's index, which this process can write.
@@ -27,7 +28,7 @@ pub(crate) struct SupervisorState {
     pub(crate) manager: Option<Manager>,
 }
 
-impl Drop for SupervisorState {
+impl Drop for Supervisor {
     fn drop(&mut self) {
         if !self.sockets.listening.is_owner() {
             return;
@@ -46,7 +47,16 @@ impl Drop for SupervisorState {
     }
 }
 
-impl SupervisorState {
+/// Removes a folder of spilled tensors with its files. A failure is logged.
+pub fn remove_folder(folder: &Path) {
+    if let Err(error) = std::fs::remove_dir_all(folder)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!("{} was not removed: {error}", folder.display());
+    }
+}
+
+impl Supervisor {
     /// The state of a daemon without tensors.
     ///
     /// # Errors
@@ -83,7 +93,7 @@ impl SupervisorState {
     }
 
     /// The number of tensors.
-    pub(crate) fn tensors(&self) -> usize {
+    pub fn tensors(&self) -> usize {
         self.journal.len()
     }
 

@@ -2,7 +2,7 @@
 
 use super::event::{Entry, Event, SessionClient};
 use super::packed::{PackedEntry, parse_hash};
-use crate::state::spill::SpillFile;
+use super::spill_file::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo};
 use cotensor_core::{ContentHash, Error, Result};
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
@@ -13,16 +13,17 @@ use std::sync::Arc;
 /// The most bytes of all notes. The store has the same limit; hexadecimal digits double it.
 pub(super) const NOTES_BYTES_MAX: usize = 2 * (16 << 20);
 /// A segment and the number of its tensors.
-pub(crate) struct Segment {
-    pub(crate) info: SegmentInfo,
+pub struct Segment {
+    /// Its number, its length and its device.
+    pub info: SegmentInfo,
     /// In a server, the file of the store's segment.
-    pub(crate) file: Arc<File>,
+    pub file: Arc<File>,
     uses: usize,
 }
 
 /// The published tensors, the computations, the notes and the sessions of a daemon.
 #[derive(Default)]
-pub(crate) struct Journal {
+pub struct Journal {
     pub(super) segments: HashMap<u64, Segment>,
     /// By the id of the name and version. One of a name's entries has its largest number of versions.
     pub(super) entries: BTreeMap<(u64, u64), PackedEntry>,
@@ -51,7 +52,7 @@ impl Journal {
     ///
     /// # Errors
     /// `Corrupt` for a tensor without its segment, and for a segment that exists already or has no descriptor.
-    pub(crate) fn apply(&mut self, event: Event, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
+    pub fn apply(&mut self, event: Event, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         self.apply_with(event, fds.into_iter().next().map(shared))
     }
 
@@ -182,7 +183,8 @@ impl Journal {
         }
     }
 
-    pub(crate) fn segments(&self) -> impl Iterator<Item = &Segment> {
+    /// The segments of all tensors.
+    pub fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.values()
     }
 
@@ -196,40 +198,44 @@ impl Journal {
     }
 
     /// All tensors; the versions of a name in their order.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+    pub fn entries(&self) -> impl Iterator<Item = Entry> {
         // A packed entry can always be read.
         self.entries.iter().filter_map(|(&at, packed)| packed.unpack(id_of(at)).ok())
     }
 
     /// The files of spilled tensors.
-    pub(crate) fn files(&self) -> impl Iterator<Item = SpillFile> {
+    pub fn files(&self) -> impl Iterator<Item = SpillFile> {
         let spilled = self.entries.iter().filter(|(_, packed)| packed.segment().is_none());
         spilled.filter_map(|(&at, packed)| packed.unpack(id_of(at)).ok()?.spilled)
     }
 
-    pub(crate) fn claims(&self) -> impl Iterator<Item = (&ContentHash, &[Id])> {
+    /// The keys of computations that are done, and their results.
+    pub fn claims(&self) -> impl Iterator<Item = (&ContentHash, &[Id])> {
         self.claims.iter().map(|(key, results)| (key, &results[..]))
     }
 
-    pub(crate) fn claimed(&self) -> impl Iterator<Item = &str> {
+    /// The keys that sessions compute, in hexadecimal.
+    pub fn claimed(&self) -> impl Iterator<Item = &str> {
         self.claimed.iter().map(String::as_str)
     }
 
-    pub(crate) fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
+    /// Keys and notes, in hexadecimal.
+    pub fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.notes.iter().map(|(key, note)| (key.as_str(), note.as_str()))
     }
 
     /// Sessions and their clients.
-    pub(crate) fn sessions(&self) -> impl Iterator<Item = (u64, SessionClient)> {
+    pub fn sessions(&self) -> impl Iterator<Item = (u64, SessionClient)> {
         self.sessions.iter().map(|(session, client)| (*session, *client))
     }
 
     /// Sessions without a connection, and their leases.
-    pub(crate) fn left(&self) -> impl Iterator<Item = (u64, &[Id])> {
+    pub fn left(&self) -> impl Iterator<Item = (u64, &[Id])> {
         self.left.iter().map(|(session, leases)| (*session, &leases[..]))
     }
 
-    pub(crate) fn name_ids(&self) -> u64 {
+    /// The highest id that the store has given to a name.
+    pub fn name_ids(&self) -> u64 {
         self.name_ids
     }
 }

@@ -4,10 +4,10 @@
 //! The store holds named descriptors: the sockets, the locks of sessions, each segment, and a memfd with the journal. Events are appended to
 //! the journal, which is rewritten when it has grown too long.
 
-use super::channel::{HandoverHeader, Sockets};
-use super::journal_file::{JournalFile, line};
+use crate::channel::{HandoverHeader, Sockets};
+use crate::journal::{Event, Journal};
+use crate::journal_file::{JournalFile, line};
 use crate::listening::Listening;
-use crate::state::journal::{Event, Journal};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::{LockTable, listen_fds_with_names};
 use rustix::fs::{FlockOperation, flock};
@@ -322,7 +322,7 @@ impl Manager {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::journal::{Entry, published};
+    use crate::journal::{Entry, published};
     use cotensor_client::protocol::Id;
     use std::os::unix::fs::FileExt;
 

@@ -16,6 +16,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// The interval at which a daemon checks that the files of its socket and its lock are in place.
+pub const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The time for a killed daemon to release its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for a daemon that has removed its socket to end and release its lock.
@@ -124,7 +126,7 @@ impl Listening {
     ///
     /// # Errors
     /// `Conflict` when another daemon has the socket; those of [`bind`](Self::bind).
-    pub(crate) fn mend(&mut self) -> Result<bool> {
+    pub fn mend(&mut self) -> Result<bool> {
         let path = self.path().to_path_buf();
         let (locked, bound) = (self.has_lock(), self.socket.is_in_place());
         if locked && bound {
@@ -151,7 +153,7 @@ impl Listening {
     }
 
     /// Whether another process listens at this daemon's path.
-    pub(crate) fn is_displaced(&self) -> bool {
+    pub fn is_displaced(&self) -> bool {
         !self.socket.is_in_place() && bound::is_listened_on(self.path())
     }
 
@@ -172,11 +174,11 @@ impl Listening {
         (self.owner, self.named) = (false, false);
     }
 
-    /// The socket, the lock and the socket's file, for another process's [`from_parts`](Self::from_parts).
+    /// The socket, the lock and the socket's file, for another process.
     ///
     /// # Errors
     /// `Io` when the socket has no file.
-    pub(crate) fn descriptors(&self) -> Result<[BorrowedFd<'_>; 3]> {
+    pub fn descriptors(&self) -> Result<[BorrowedFd<'_>; 3]> {
         let file = self.socket.file().ok_or_else(|| Error::new(ErrorKind::Io, "the socket has no file"))?;
         Ok([self.listener().as_fd(), self.lock.as_fd(), file])
     }

@@ -15,7 +15,7 @@ const DELETED: &[u8] = b" (deleted)";
 
 /// The program that a process runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Image {
+pub enum Image {
     /// The file at the program's path: after an upgrade, the new version.
     #[default]
     Installed,
@@ -72,7 +72,7 @@ impl Launch {
     }
 
     /// The command without a role.
-    pub(crate) fn command(&self, image: Image) -> Command {
+    pub fn command(&self, image: Image) -> Command {
         let mut command = match image {
             Image::Installed => Command::new(&self.program),
             Image::Running => {
@@ -122,7 +122,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The argument that names the role: [`run`](crate::run) starts this program again with the same arguments, and
+    /// The argument that names the role: a daemon starts its program again with the same arguments, and
     /// this one with its value at their end.
     pub const FLAG: &'static str = "--role";
 

@@ -1,16 +1,12 @@
 //! The server's link to its supervisor: it reports each event before anything else can depend on it.
 
-use super::channel::{HandoverHeader, Message, Sockets, listening_from, send_while};
+use crate::channel::{CHANNEL_TIMEOUT, HandoverHeader, Message, Sockets, listening_from, send_while};
+use crate::journal::{Entry, Event, Journal};
 use crate::launch::Launch;
-use crate::state::SupervisorClient;
-use crate::state::journal::{Entry, Event, Journal};
-use crate::state::segment::{file_bytes, file_of};
-use crate::state::spill::SpillFile;
-use cotensor_client::protocol::{SegmentInfo, Spec};
+use cotensor_client::protocol::SegmentInfo;
 use cotensor_core::sync::lock;
-use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
+use cotensor_core::{Device, ErrorKind, Result};
 use cotensor_memory::process::{LockTable, duplicate_fd, duplicate_fds, state as process_state};
-use cotensor_store::backend::Record;
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::TcpListener;
@@ -27,16 +23,17 @@ pub(crate) const SUPERVISOR_CHECK_INTERVAL: Duration = Duration::from_millis(100
 const STOPPED_CHECKS: u32 = 2;
 
 /// The link to the supervisor, and the journal for the next supervisor.
-pub(crate) struct SupervisorLink {
+pub struct SupervisorLink {
     pub(crate) header: HandoverHeader,
     pub(crate) launch: Launch,
     pub(crate) stopping: AtomicBool,
     /// Whether the supervisor that a user or the system started is dead.
     pub(crate) orphaned: AtomicBool,
-    pub(crate) state: Mutex<LinkState>,
+    state: Mutex<LinkState>,
 }
 
-pub(crate) struct LinkState {
+/// The changing part of a link.
+pub struct LinkState {
     /// The sockets for the next supervisor.
     pub(crate) sockets: Sockets,
     pub(crate) journal: Journal,
@@ -45,57 +42,104 @@ pub(crate) struct LinkState {
     /// The supervisor's process.
     pub(crate) supervisor: Option<u32>,
     /// How long a running supervisor may read nothing.
-    pub(crate) timeout: Duration,
+    timeout: Duration,
     /// The numbers of segments by this process's descriptors.
-    pub(crate) numbers: HashMap<RawFd, u64>,
-    pub(crate) next: u64,
+    numbers: HashMap<RawFd, u64>,
+    /// The highest number of a segment so far.
+    last: u64,
+}
+
+/// The memory of a published tensor.
+pub struct SegmentFile {
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Whether other tensors of its client are in it.
+    pub slab: bool,
+    /// The device that has the memory.
+    pub device: Device,
+    /// Its descriptor.
+    pub file: Arc<File>,
 }
 
 impl SupervisorLink {
-    pub(crate) fn state(&self) -> MutexGuard<'_, LinkState> {
+    pub(crate) fn new(launch: Launch, header: HandoverHeader, state: LinkState) -> Self {
+        Self {
+            orphaned: AtomicBool::new(header.orphaned),
+            header,
+            launch,
+            stopping: AtomicBool::new(false),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Locks the changing part. Events wait meanwhile.
+    pub fn state(&self) -> MutexGuard<'_, LinkState> {
         lock(&self.state)
     }
 
-    fn try_record_published(&self, record: &Record) -> Result<()> {
-        let segment = record.segment();
-        let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
+    /// A secret that all servers of the supervisor have.
+    pub fn secret(&self) -> [u8; 32] {
+        self.header.secret
+    }
+
+    /// The number of servers so far, including this one.
+    pub fn servers(&self) -> u64 {
+        self.header.servers
+    }
+
+    /// The process of the supervisor; `None` between two supervisors.
+    pub fn supervisor(&self) -> Option<u32> {
+        self.state().supervisor
+    }
+
+    /// The locks of the sessions of all servers.
+    ///
+    /// # Errors
+    /// `Io` when no more descriptors may be open.
+    pub fn lock_table(&self) -> Result<LockTable> {
+        Ok(LockTable::open(duplicate_fd(&self.state().sockets.locks)?))
+    }
+
+    /// Reports an event that brings no descriptor. A failure is logged.
+    pub fn record(&self, event: Event) {
+        let outcome = self.state().record(event, None);
+        log_failure(outcome);
+    }
+
+    /// Reports a published tensor, whose memory has the descriptor `fd`, and `segment` with the first tensor in it. The number of the
+    /// segment is set here.
+    ///
+    /// # Errors
+    /// Those of `segment`; `Invalid` for an event that is too long for a message; `Corrupt` for one that contradicts the journal.
+    pub fn record_published(
+        &self,
+        entry: Entry,
+        fd: BorrowedFd<'_>,
+        segment: impl FnOnce() -> Result<SegmentFile>,
+    ) -> Result<()> {
         let mut state = self.state();
         // The system reuses descriptor numbers, and the journal may not have the segment.
         let known = state.numbers.get(&fd.as_raw_fd()).copied().filter(|number| state.journal.has_segment(*number));
+        let number = known.unwrap_or(state.last + 1);
         let (info, file) = match known {
             Some(_) => (None, None),
             None => {
-                let file = file_of(&**segment).ok_or_else(|| Error::unsupported("this segment is not the daemon's"))?;
-                let (id, slab) = (state.next + 1, segment.kind() == MemoryKind::Slab);
-                let bytes = file_bytes(&**segment) as u64;
-                (Some(SegmentInfo { id, bytes, slab, device: segment.device() }), Some(file))
+                let SegmentFile { bytes, slab, device, file } = segment()?;
+                (Some(SegmentInfo { id: number, bytes, slab, device }), Some(file))
             }
         };
-        let number = known.unwrap_or(state.next + 1);
-        state.next = state.next.max(number);
-        let entry = Box::new(Entry {
-            id: record.id().into(),
-            spec: Spec::from(&record.spec()),
-            segment: number,
-            offset: record.layout().offset_bytes() + segment.fd_offset(),
-            key: record.key().map(|key| key.0.to_string()),
-            versions: record.id().version,
-            current: true,
-            removed: false,
-            spilled: None,
-            created_ns: u64::try_from(record.created().as_nanos()).ok(),
-            left_ns: None,
-        });
+        state.last = state.last.max(number);
+        let entry = Box::new(Entry { segment: number, ..entry });
         state.record(Event::Published { entry, segment: info }, file)?;
         state.numbers.insert(fd.as_raw_fd(), number);
         Ok(())
     }
 
-    /// Records an event after which a tensor has no segment.
-    fn record_without_memory(&self, record: &Record, event: Event) {
+    /// Reports an event after which a tensor is no longer in the segment with the descriptor `fd`. A failure is logged.
+    pub fn record_without_segment(&self, event: Event, fd: Option<BorrowedFd<'_>>) {
         let mut state = self.state();
         log_failure(state.record(event, None));
-        let fd = record.segment().fd().map(|fd| fd.as_raw_fd());
+        let fd = fd.map(|fd| fd.as_raw_fd());
         let number = fd.and_then(|fd| state.numbers.get(&fd).copied());
         if let (Some(fd), Some(number)) = (fd, number)
             && !state.journal.has_segment(number)
@@ -105,48 +149,16 @@ impl SupervisorLink {
     }
 
     /// Reports that this server serves clients now.
-    pub(crate) fn ready(&self, epoch: u64) -> Result<()> {
+    ///
+    /// # Errors
+    /// None in practice: the message is short, and a dead supervisor is not an error.
+    pub fn ready(&self, epoch: u64) -> Result<()> {
         self.state().send(&Message::Ready { epoch }, &[])
     }
-}
 
-impl SupervisorClient for SupervisorLink {
-    fn secret(&self) -> [u8; 32] {
-        self.header.secret
-    }
-
-    fn servers(&self) -> u64 {
-        self.header.servers
-    }
-
-    fn supervisor(&self) -> Option<u32> {
-        self.state().supervisor
-    }
-
-    fn lock_table(&self) -> Result<LockTable> {
-        Ok(LockTable::open(duplicate_fd(&self.state().sockets.locks)?))
-    }
-
-    fn record_published(&self, record: &Record) {
-        if let Err(error) = self.try_record_published(record) {
-            tracing::error!("{} was not recorded and ends with this server: {error}", record.name());
-        }
-    }
-
-    fn record_freed(&self, record: &Record) {
-        self.record_without_memory(record, Event::Freed(record.id().into()));
-    }
-
-    fn record_spilled(&self, record: &Record, file: SpillFile) {
-        self.record_without_memory(record, Event::Spilled { id: record.id().into(), file });
-    }
-
-    fn record(&self, event: Event) {
-        let outcome = self.state().record(event, None);
-        log_failure(outcome);
-    }
-
-    fn moved(&self, path: &Path, fds: [BorrowedFd<'_>; 3]) {
+    /// Reports that this server has made its socket at `path`, or the socket's lock, again. `fds` are those of
+    /// [`Listening::descriptors`](crate::Listening::descriptors). A failure is logged.
+    pub fn moved(&self, path: &Path, fds: [BorrowedFd<'_>; 3]) {
         let mut state = self.state();
         let moved = duplicate_fds(fds).and_then(|copies| {
             state.sockets.listening = listening_from(path, &mut copies.into_iter())?;
@@ -155,13 +167,18 @@ impl SupervisorClient for SupervisorLink {
         log_failure(moved);
     }
 
-    fn started_http(&self, listener: &TcpListener) -> Result<()> {
+    /// Reports that this server serves HTTP on `listener` at the request of a client.
+    ///
+    /// # Errors
+    /// `Io` when no more descriptors may be open.
+    pub fn started_http(&self, listener: &TcpListener) -> Result<()> {
         let mut state = self.state();
         state.sockets.http = Some(duplicate_fd(listener)?.into());
         state.send(&Message::HttpStarted, &[listener.as_fd()])
     }
 
-    fn stop(&self) {
+    /// Reports that this server stops on request.
+    pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let mut state = self.state();
         log_failure(state.send(&Message::Stopping, &[]));
@@ -176,8 +193,26 @@ fn log_failure(outcome: Result<()>) {
 }
 
 impl LinkState {
+    /// A server has `sockets` and `journal`; `socket` is its connection to the process `supervisor`.
+    pub(crate) fn new(sockets: Sockets, journal: Journal, socket: UnixStream, supervisor: Option<u32>) -> Self {
+        Self {
+            sockets,
+            last: journal.segments().map(|segment| segment.info.id).max().unwrap_or(0),
+            journal,
+            socket: Some(socket),
+            supervisor,
+            timeout: CHANNEL_TIMEOUT,
+            numbers: HashMap::new(),
+        }
+    }
+
+    /// The state that this server took over, with its own events.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
     /// Enters the descriptor of a restored segment.
-    pub(crate) fn number(&mut self, fd: RawFd, number: u64) {
+    pub fn enter_segment(&mut self, fd: RawFd, number: u64) {
         self.numbers.insert(fd, number);
     }
 
@@ -186,8 +221,8 @@ impl LinkState {
     /// # Errors
     /// `Invalid` for an event that is too long for a message and is recorded nowhere; `Corrupt` for one that
     /// contradicts the journal. A dead supervisor is not an error: the next one gets the journal. The limit of open
-    /// descriptors is none either: `file` is sent as it is.
-    pub(crate) fn record(&mut self, event: Event, file: Option<Arc<File>>) -> Result<()> {
+    /// descriptors is not an error either: `file` is sent as it is.
+    fn record(&mut self, event: Event, file: Option<Arc<File>>) -> Result<()> {
         let message = Message::Event(event);
         let fds: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
         self.send(&message, &fds)?;
@@ -224,10 +259,9 @@ impl LinkState {
 
 #[cfg(test)]
 mod tests {
-    use super::super::channel::{CHANNEL_TIMEOUT, Receiver};
     use super::*;
-    use crate::Listening;
-    use cotensor_memory::process::LockTable;
+    use crate::channel::Receiver;
+    use crate::listening::Listening;
     use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
     /// A link to a supervisor, its other end, and the folder of its socket.
@@ -236,16 +270,8 @@ mod tests {
         let listening = Listening::bind(&folder.path().join("socket")).unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_write_timeout(Some(SUPERVISOR_CHECK_INTERVAL)).unwrap();
-        let state = LinkState {
-            sockets: Sockets { listening, locks: LockTable::create().unwrap(), http: None },
-            journal: Journal::default(),
-            socket: Some(ours),
-            supervisor: None,
-            timeout: CHANNEL_TIMEOUT,
-            numbers: HashMap::new(),
-            next: 0,
-        };
-        (state, theirs, folder)
+        let sockets = Sockets { listening, locks: LockTable::create().unwrap(), http: None };
+        (LinkState::new(sockets, Journal::default(), ours, None), theirs, folder)
     }
 
     #[test]
