@@ -15,7 +15,7 @@ mod state;
 mod view;
 
 pub use cotensor_store::log::LogSink;
-pub use manager::TensorSharingManager;
+pub use manager::{Registration, TensorSharingManager};
 pub use memory::ViewMemory;
 pub use shared::SharedTensor;
 pub use view::SharedTensorView;

@@ -46,6 +46,34 @@ pub(crate) struct Registered {
     pub(crate) consumers: BTreeSet<String>,
 }
 
+/// A tensor to register.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Dimensions, in elements.
+    pub shape: &'a [usize],
+    /// The element type; by default `float32`.
+    pub dtype: DType,
+    /// The name of a device; by default `cpu`.
+    pub storage_type: &'a str,
+    /// The model that holds the tensor and may write it.
+    pub producer_model: &'a str,
+    /// The models that are expected to acquire it; by default none.
+    pub consumer_models: &'a [&'a str],
+    /// The kind. By default the one that the name ends with (`bert_text_embedding`); else one that both the producer and a
+    /// consumer produce; else the producer's main kind; else `other`.
+    pub kind: Option<Kind>,
+}
+
+impl<'a> Registration<'a> {
+    /// A tensor with the defaults of the other fields.
+    pub fn new(name: &'a str, shape: &'a [usize], producer_model: &'a str) -> Self {
+        let (dtype, storage_type) = (DType::F32, "cpu");
+        Self { name, shape, dtype, storage_type, producer_model, consumer_models: &[], kind: None }
+    }
+}
+
 impl TensorSharingManager {
     /// A manager with its own store of at most `max_memory_mb` MiB.
     pub fn new(max_memory_mb: u64) -> Self {
@@ -85,12 +113,11 @@ impl TensorSharingManager {
         &self.store
     }
 
-    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` is in elements. The kind is the one
-    /// that the name ends with (`bert_text_embedding`); else one that both the producer and a consumer produce;
-    /// else the producer's main kind; else `other`.
+    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` is in elements. The kind is that of
+    /// [`Registration::kind`]'s default.
     ///
     /// # Errors
-    /// As [`register_shared_tensor_as`](TensorSharingManager::register_shared_tensor_as).
+    /// As [`register`](TensorSharingManager::register).
     pub fn register_shared_tensor(
         &self,
         name: &str,
@@ -100,27 +127,23 @@ impl TensorSharingManager {
         consumer_models: &[&str],
         dtype: DType,
     ) -> Result<SharedTensor> {
-        let kind = self.kind_of(name, producer_model, consumer_models);
-        self.register_shared_tensor_as(kind, name, shape, storage_type, producer_model, consumer_models, dtype)
+        self.register(&Registration {
+            storage_type,
+            consumer_models,
+            dtype,
+            ..Registration::new(name, shape, producer_model)
+        })
     }
 
-    /// As [`register_shared_tensor`](Self::register_shared_tensor), with a given kind. Replaces a tensor of the same
+    /// As [`register_shared_tensor`](Self::register_shared_tensor), with options. Replaces a tensor of the same
     /// name that has no holder; its memory is freed when the store needs memory or the new tensor is published.
     ///
     /// # Errors
     /// `Conflict` while the name is registered and a model or a view holds it, `OverBudget` past the cap, `Invalid` for an
     /// impossible shape, `Unsupported` for a device that this store does not have ([`Device::storage`]).
-    #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
-    pub fn register_shared_tensor_as(
-        &self,
-        kind: Kind,
-        name: &str,
-        shape: &[usize],
-        storage_type: &str,
-        producer_model: &str,
-        consumer_models: &[&str],
-        dtype: DType,
-    ) -> Result<SharedTensor> {
+    pub fn register(&self, registration: &Registration<'_>) -> Result<SharedTensor> {
+        let Registration { name, shape, dtype, storage_type, producer_model, consumer_models, kind } = *registration;
+        let kind = kind.unwrap_or_else(|| self.kind_of(name, producer_model, consumer_models));
         let wanted = Device::Cpu.storage(storage_type)?;
         let held = || Error::new(ErrorKind::Conflict, format!("{name:?} is registered and held")).in_field("name");
         let mut registry = self.lock();

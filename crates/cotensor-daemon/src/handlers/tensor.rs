@@ -3,17 +3,16 @@
 use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
 use crate::dispatch::{Caller, Reply};
-use crate::state::segment::{Inode, Part, SlabOwner, inode, own_segment};
+use crate::state::segment::{Part, SlabFile, SlabOwner, inode, own_segment};
 use crate::state::session::{Granted, Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
     CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams, PublishSlabParams,
     Published, ReleaseParams, RemoveParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,
     SlabResult,
 };
-use cotensor_core::{Device, Error, ErrorKind, Result};
+use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::{BLOCK_BYTES_MAX, BlockLimits};
 use cotensor_store::{Holder, Lease, TensorStore};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The most slabs of one session.
@@ -58,13 +57,14 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     let fd = caller.fd()?;
     let (daemon, inode) = (&caller.daemon, inode(&fd)?);
+    let file = SlabFile { fd, inode, len, device: params.device };
     let owner: Arc<dyn SlabOwner> = Arc::clone(&caller.session) as Arc<dyn SlabOwner>;
     if params.block {
-        return open_block(&caller, (fd, inode), (len, params.device), &owner);
+        return open_block(&caller, file, &owner);
     }
     let own = caller.charge(params.bytes)?;
     // A slab of a former server is charged already and still contains its tensors.
-    let (slab, share) = daemon.slabs.open(&daemon.store, (fd, inode), (len, params.device), &owner)?;
+    let (slab, share) = daemon.slabs.open(&daemon.store, file, &owner)?;
     let waited = daemon.orphans().take_slab(inode);
     drop(waited);
     let entry = SlabEntry::Shared { slab: Arc::clone(&slab), _share: share, _charge: own };
@@ -73,12 +73,8 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     Ok(SlabResult { slab: number, live }.into())
 }
 
-fn open_block(
-    caller: &Caller,
-    (fd, inode): (OwnedFd, Inode),
-    (len, device): (usize, Device),
-    owner: &Arc<dyn SlabOwner>,
-) -> Answer<SlabResult> {
+fn open_block(caller: &Caller, file: SlabFile, owner: &Arc<dyn SlabOwner>) -> Answer<SlabResult> {
+    let (inode, len) = (file.inode, file.len);
     let daemon = &caller.daemon;
     // A client keeps these limits itself.
     let BlockLimits { bytes_max, count_max, .. } = BlockLimits::default();
@@ -90,7 +86,7 @@ fn open_block(
         return Err(Error::new(ErrorKind::Conflict, message));
     }
     // A tensor from a former connection of the client may lie in it.
-    let slab = daemon.slabs.open_block((fd, inode), (len, device), owner)?;
+    let slab = daemon.slabs.open_block(file, owner)?;
     let waited = daemon.orphans().take_slab(inode);
     drop(waited);
     let number = caller.lock().add_slab(SlabEntry::Block(Arc::clone(&slab)));

@@ -4,7 +4,8 @@ use super::permits::{Permit, Permits};
 use super::precision::{self, Quantizing};
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Inputs, OnText, User, UserReport, run_user_streaming};
-use cotensor_core::{DType, Device, Error, Hold, Kind, Layout, Result};
+use crate::tensor::TensorRef;
+use cotensor_core::{Device, Error, Hold, Kind, Result};
 use cotensor_preprocess::family::{family_of, kinds_by_name};
 use cotensor_sharing::TensorSharingManager;
 use cotensor_store::{CopyReason, Lease, Retention, TensorSpec};
@@ -99,31 +100,24 @@ impl ResourcePool {
     /// have is on the cpu ([`Device::storage`]); the leases name its device.
     ///
     /// # Errors
-    /// `Invalid` when data and shape differ in size, `Unsupported` for a device without memory in this store, or as
-    /// [`cotensor_store::TensorStore::reserve`].
-    #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
+    /// `Invalid` for a name of no device, `Unsupported` for a device without memory in this store and for data that the host cannot
+    /// read, or as [`cotensor_store::TensorStore::reserve`].
     pub fn share_tensor_between_models(
         &self,
-        tensor_data: &[u8],
-        dtype: DType,
-        shape: &[usize],
+        tensor_data: TensorRef<'_>,
         tensor_name: &str,
         producer_model: &str,
         consumer_models: &[&str],
         storage_type: &str,
     ) -> Result<Vec<Lease>> {
         Device::Cpu.storage(storage_type)?;
-        let wanted = Layout::contiguous(dtype, shape).map_err(|error| error.in_field("shape"))?.size_bytes();
-        if wanted != tensor_data.len() {
-            let message = format!("{} bytes for a tensor of {wanted}", tensor_data.len());
-            return Err(Error::invalid(message).in_field("tensor_data"));
-        }
+        let bytes = tensor_data.host_bytes().map_err(|error| error.in_field("tensor_data"))?;
         let store = self.runtime.store();
         let spec = TensorSpec {
             device: Device::Cpu,
             name: tensor_name.to_owned(),
-            dtype,
-            shape: shape.to_vec(),
+            dtype: tensor_data.dtype(),
+            shape: tensor_data.shape().to_vec(),
             kind: kinds_by_name(producer_model).first().copied().unwrap_or(Kind::Other),
             space: None,
             producer: producer_model.to_owned(),
@@ -134,7 +128,7 @@ impl ResourcePool {
             members: None,
         };
         let mut reservation = store.reserve(spec, &store.holder(producer_model))?;
-        reservation.write(tensor_data, CopyReason::Put)?;
+        reservation.write(bytes, CopyReason::Put)?;
         let first = reservation.publish()?;
         let id = first.id();
         let mut leases = vec![first];

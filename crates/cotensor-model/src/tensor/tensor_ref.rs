@@ -121,7 +121,11 @@ impl<'a> TensorRef<'a> {
         }
     }
 
-    fn host_bytes(&self) -> Result<&'a [u8]> {
+    /// The elements as bytes.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device.
+    pub fn host_bytes(&self) -> Result<&'a [u8]> {
         self.bytes().ok_or_else(|| {
             Error::unsupported(format!("the tensor is on {}, where the host cannot read it", self.device()))
         })

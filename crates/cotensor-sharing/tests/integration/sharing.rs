@@ -1,7 +1,7 @@
 //! Shared tensors and their manager: holders, versions, views, kinds, reports and logging.
 
 use cotensor_core::{DType, ErrorKind, Kind};
-use cotensor_sharing::{SharedTensor, TensorSharingManager};
+use cotensor_sharing::{Registration, SharedTensor, TensorSharingManager};
 use cotensor_store::{CopyReason, LocalStore, SharingConfig};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -262,8 +262,9 @@ fn kind_is_inferred_from_the_name_or_the_models() {
     assert_eq!(kind("my_audio_embedding", "bert", &[]), Kind::AudioEmbedding);
     assert_eq!(kind("context_embedding", "unknown", &[]), Kind::Other, "a kind is a whole word");
     assert_eq!(kind("attention_weight", "unknown", &[]), Kind::Other, "weights are exempt from the configuration");
-    let tensor = manager.register_shared_tensor_as(Kind::AudioTextJoint, "x", &[1], "cpu", "bert", &[], DType::U8);
-    assert_eq!(tensor.unwrap().kind(), Kind::AudioTextJoint);
+    let registration = Registration { kind: Some(Kind::AudioTextJoint), ..Registration::new("x", &[1], "bert") };
+    let tensor = manager.register(&registration).unwrap();
+    assert_eq!((tensor.kind(), tensor.dtype()), (Kind::AudioTextJoint, DType::F32));
 }
 
 #[test]
@@ -297,7 +298,7 @@ fn two_tensors_of_one_kind_are_an_opportunity() {
     for (name, model) in [("a_weight", "a"), ("b_weight", "b"), ("a_text_embedding", "a"), ("b_text_embedding", "b")] {
         assert!(opportunities().is_empty());
         let kind = if name.ends_with("weight") { Kind::Weight } else { Kind::TextEmbedding };
-        manager.register_shared_tensor_as(kind, name, &[1], "cpu", model, &[], DType::U8).unwrap();
+        manager.register(&Registration { kind: Some(kind), ..Registration::new(name, &[1], model) }).unwrap();
         manager.share_tensor_between_models(name, model, &["c"]).unwrap();
     }
     let all = ["a", "b", "c"].map(str::to_owned).to_vec();

@@ -18,55 +18,76 @@ pub(crate) fn lease_blobs(
     source: &mut dyn BlobSource,
     holder: &Holder,
 ) -> Result<Vec<Lease>> {
-    let mut held: HashMap<ContentHash, Lease> = HashMap::new();
+    let mut request = Request { store, specs, holder, held: HashMap::new() };
     let mut missing = Vec::new();
     for (hash, (index, len)) in distinct(specs)? {
         match store.claim(&blob_key(&hash, specs[index].device), holder)? {
-            Claim::Ready(leases) => drop(held.insert(hash, only(leases, &hash)?)),
+            Claim::Ready(leases) => drop(request.held.insert(hash, only(leases, &hash)?)),
             Claim::Compute(ticket) => missing.push(Missing::new(ticket, hash, &specs[index], index, len)),
         }
     }
-    provide(store, specs, missing, source, holder, &mut held)?;
-    specs.iter().map(|spec| held[&spec.hash].view_as(spec)).collect()
+    request.provide(missing, source)?;
+    specs.iter().map(|spec| request.held[&spec.hash].view_as(spec)).collect()
 }
 
-/// Publishes the missing blobs: from the cache if it has them, else from `source` in one new segment.
-fn provide(
-    store: &LocalStore,
-    specs: &[BlobSpec],
-    missing: Vec<Missing>,
-    source: &mut dyn BlobSource,
-    holder: &Holder,
-    held: &mut HashMap<ContentHash, Lease>,
-) -> Result<()> {
-    let Some(device) = missing.first().map(|each| specs[each.index].device) else { return Ok(()) };
-    let mut adopted = Vec::new();
-    let mut unknown = Vec::new();
-    for each in missing {
-        match cached(store, &each) {
-            Some(located) if located.0.device() == device => adopted.push((each, located)),
-            _ => unknown.push(each),
+/// A request for blobs, and the leases that it has so far.
+struct Request<'a> {
+    store: &'a LocalStore,
+    specs: &'a [BlobSpec],
+    holder: &'a Holder,
+    /// By the hashes of the blobs.
+    held: HashMap<ContentHash, Lease>,
+}
+
+impl Request<'_> {
+    /// Publishes the missing blobs: from the cache if it has them, else from `source` in one new segment.
+    fn provide(&mut self, missing: Vec<Missing>, source: &mut dyn BlobSource) -> Result<()> {
+        let (store, specs) = (self.store, self.specs);
+        let Some(device) = missing.first().map(|each| specs[each.index].device) else { return Ok(()) };
+        let mut adopted = Vec::new();
+        let mut unknown = Vec::new();
+        for each in missing {
+            match cached(store, &each) {
+                Some(located) if located.0.device() == device => adopted.push((each, located)),
+                _ => unknown.push(each),
+            }
         }
-    }
-    if !adopted.is_empty() {
-        let bytes = adopted.iter().fold(0u64, |total, (each, _)| total.saturating_add(each.len as u64));
-        let charges = charges(store, device, bytes, specs, adopted.iter().map(|(each, _)| each))?;
-        for ((each, located), charge) in adopted.into_iter().zip(charges) {
-            publish_blob(store, specs, each, located, charge, Duration::ZERO, holder, held)?;
+        if !adopted.is_empty() {
+            let bytes = adopted.iter().fold(0u64, |total, (each, _)| total.saturating_add(each.len as u64));
+            let charges = charges(store, device, bytes, specs, adopted.iter().map(|(each, _)| each))?;
+            for ((each, located), charge) in adopted.into_iter().zip(charges) {
+                self.publish(each, located, charge, Duration::ZERO)?;
+            }
         }
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
+        let charges = charges(store, device, total as u64, specs, &unknown)?;
+        let start = store.clock.now();
+        let located = fill(store, device, &unknown, ranges, total, source)?;
+        let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
+        for ((each, located), charge) in unknown.into_iter().zip(located).zip(charges) {
+            self.publish(each, located, charge, each_took)?;
+        }
+        Ok(())
     }
-    if unknown.is_empty() {
-        return Ok(());
+
+    /// Publishes a blob that took `recompute` to provide, and leases it.
+    fn publish(
+        &mut self,
+        mut each: Missing,
+        (segment, range): BlobLocation,
+        charge: TensorCharge,
+        recompute: Duration,
+    ) -> Result<()> {
+        let (spec, layout) = each.tensor(&self.specs[each.index], &range, recompute)?;
+        let key = Some(each.ticket.key());
+        let lease = self.store.publish_named(spec, layout, segment, charge, key, self.holder)?;
+        each.ticket.finish(std::slice::from_ref(&lease));
+        self.held.insert(each.hash, lease);
+        Ok(())
     }
-    let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
-    let charges = charges(store, device, total as u64, specs, &unknown)?;
-    let start = store.clock.now();
-    let located = fill(store, device, &unknown, ranges, total, source)?;
-    let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
-    for ((each, located), charge) in unknown.into_iter().zip(located).zip(charges) {
-        publish_blob(store, specs, each, located, charge, each_took, holder, held)?;
-    }
-    Ok(())
 }
 
 /// A blob in the cache.
@@ -142,24 +163,6 @@ fn write(
     segment.write_at(offset, &copy)
 }
 
-#[allow(clippy::too_many_arguments, reason = "one step of provide, with two callers")]
-fn publish_blob(
-    store: &LocalStore,
-    specs: &[BlobSpec],
-    mut each: Missing,
-    (segment, range): BlobLocation,
-    charge: TensorCharge,
-    recompute: Duration,
-    holder: &Holder,
-    held: &mut HashMap<ContentHash, Lease>,
-) -> Result<()> {
-    let (spec, layout) = each.tensor(&specs[each.index], &range, recompute)?;
-    let lease = store.publish_named(spec, layout, segment, charge, Some(each.ticket.key()), holder)?;
-    each.ticket.finish(std::slice::from_ref(&lease));
-    held.insert(each.hash, lease);
-    Ok(())
-}
-
 pub(crate) fn begin(
     store: &LocalStore,
     specs: &[BlobSpec],
@@ -203,11 +206,11 @@ pub(crate) fn publish(
 ) -> Result<Vec<Lease>> {
     let BlobPack { specs, missing, ranges, charges, holder, .. } = pack;
     let each_took = took / u32::try_from(missing.len()).unwrap_or(u32::MAX).max(1);
-    let mut held = HashMap::new();
+    let mut request = Request { store, specs: &specs, holder: &holder, held: HashMap::new() };
     let hashes: Vec<ContentHash> = missing.iter().map(|each| each.hash).collect();
     for ((each, range), charge) in missing.into_iter().zip(ranges).zip(charges) {
         let located = (Arc::clone(segment), range);
-        publish_blob(store, &specs, each, located, charge, each_took, &holder, &mut held)?;
+        request.publish(each, located, charge, each_took)?;
     }
-    Ok(hashes.iter().filter_map(|hash| held.remove(hash)).collect())
+    Ok(hashes.iter().filter_map(|hash| request.held.remove(hash)).collect())
 }

@@ -17,5 +17,5 @@ pub(crate) use part::Part;
 pub(crate) use read::{Inode, inode};
 pub(crate) use sealed::Sealed;
 pub(crate) use slab::{Slab, SlabOwner};
-pub(crate) use slabs::Slabs;
+pub(crate) use slabs::{SlabFile, Slabs};
 pub(crate) use upload::Upload;

@@ -16,18 +16,27 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 #[derive(Default)]
 pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
 
+/// Memory that a client offers as a slab or a block.
+pub(crate) struct SlabFile {
+    pub(crate) fd: OwnedFd,
+    pub(crate) inode: Inode,
+    /// Its length in bytes.
+    pub(crate) len: usize,
+    pub(crate) device: Device,
+}
+
 impl Slabs {
-    /// Opens a slab of `len` bytes on `device` for `owner`: a new one, or one whose former session has ended.
+    /// Opens a slab for `owner`: a new one, or one whose former session has ended.
     ///
     /// # Errors
     /// `Conflict` while another session has it; `Unsupported` and `Refused` as [`Slab::new`]; `OverBudget`.
     pub(crate) fn open(
         &self,
         store: &LocalStore,
-        (fd, inode): (OwnedFd, Inode),
-        (len, device): (usize, Device),
+        file: SlabFile,
         owner: &Arc<dyn SlabOwner>,
     ) -> Result<(Arc<Slab>, SegmentCharge)> {
+        let SlabFile { fd, inode, len, device } = file;
         if let Some(slab) = self.reopen(inode, len, owner)? {
             let share = slab.charge_always(store)?;
             return Ok((slab, share));
@@ -44,12 +53,8 @@ impl Slabs {
     ///
     /// # Errors
     /// `Conflict` while another session has it; as [`block::check`] and [`block::new`].
-    pub(crate) fn open_block(
-        &self,
-        (fd, inode): (OwnedFd, Inode),
-        (len, device): (usize, Device),
-        owner: &Arc<dyn SlabOwner>,
-    ) -> Result<Arc<Slab>> {
+    pub(crate) fn open_block(&self, file: SlabFile, owner: &Arc<dyn SlabOwner>) -> Result<Arc<Slab>> {
+        let SlabFile { fd, inode, len, device } = file;
         block::check(len, device)?;
         if let Some(slab) = self.reopen(inode, len, owner)? {
             slab.count_with_tensors();
@@ -113,23 +118,21 @@ mod tests {
         let made = cotensor_memory::Slab::create(1 << 20).unwrap();
         let _written = made.reserve(64).unwrap();
         let fd = || made.fd().try_clone_to_owned().unwrap();
-        let (inode, host) = (inode(made.fd()).unwrap(), made.device());
+        let (inode, device) = (inode(made.fd()).unwrap(), made.device());
+        let file = || SlabFile { fd: fd(), inode, len: 1 << 20, device };
         for leased in [true, false] {
             // As restored from a former server, after the wait for its session.
-            let charge = daemon.store.charge_existing(host, 1 << 20).unwrap();
+            let charge = daemon.store.charge_existing(device, 1 << 20).unwrap();
             let of_tensor = leased.then(|| daemon.store.reopen_segment(&charge));
             let known = Arc::new(Slab::new(Arc::new(fd().into()), 1 << 20, charge).unwrap());
             daemon.slabs.restore(inode, &known);
             let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
             drop(known);
-            let (slab, share) = daemon.slabs.open(&daemon.store, (fd(), inode), (1 << 20, host), &session).unwrap();
+            let (slab, share) = daemon.slabs.open(&daemon.store, file(), &session).unwrap();
             assert_eq!(slab.belongs(&session, 1), if leased { vec![128] } else { vec![] });
             assert_eq!(daemon.store.memory_usage_bytes(), 1 << 20, "it is counted once");
             let other = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
-            assert!(
-                daemon.slabs.open(&daemon.store, (fd(), inode), (1 << 20, host), &other).is_err(),
-                "it is one session's"
-            );
+            assert!(daemon.slabs.open(&daemon.store, file(), &other).is_err(), "it is one session's");
             drop((slab, share, part, of_tensor));
             assert_eq!(daemon.store.memory_usage_bytes(), 0);
         }
@@ -141,7 +144,8 @@ mod tests {
         let made = cotensor_memory::Slab::create(1 << 20).unwrap();
         let inode = inode(made.fd()).unwrap();
         let open = |owner: &Arc<dyn SlabOwner>| {
-            daemon.slabs.open_block((made.fd().try_clone_to_owned().unwrap(), inode), (1 << 20, made.device()), owner)
+            let fd = made.fd().try_clone_to_owned().unwrap();
+            daemon.slabs.open_block(SlabFile { fd, inode, len: 1 << 20, device: made.device() }, owner)
         };
         let session = daemon.begin_session(None, None);
         let owner = Arc::clone(&session) as Arc<dyn SlabOwner>;
