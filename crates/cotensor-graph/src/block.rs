@@ -60,6 +60,6 @@ pub(super) fn find_block(graph: &GraphProto, place: BlockEnd) -> Result<Cut, Str
         return Err("the block's result is an output already, under another name".into());
     }
     let repeatable = repeatable(graph, &flow, &[]);
-    separates(graph, &flow, (node, &value), &repeatable)?;
+    separates(graph, &flow, node, &value, &repeatable)?;
     Ok(Cut { node, value, repeated: flow.repeated(graph, &repeatable) })
 }

@@ -122,7 +122,7 @@ pub(super) fn find(graph: &GraphProto, size: &EncoderSize) -> Result<Cut, String
         }
         None => HashSet::new(),
     };
-    separates(graph, &flow, (outer.end, outer.output), &repeatable)?;
+    separates(graph, &flow, outer.end, outer.output, &repeatable)?;
     Ok(Cut { node: outer.end, value: outer.output.to_owned(), repeated: flow.repeated(graph, &repeatable) })
 }
 

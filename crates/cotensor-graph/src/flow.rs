@@ -80,7 +80,8 @@ pub(super) fn repeatable<'g>(graph: &'g GraphProto, flow: &Flow<'g>, again: &[St
 pub(super) fn separates(
     graph: &GraphProto,
     flow: &Flow<'_>,
-    (end, value): (usize, &str),
+    end: usize,
+    value: &str,
     repeatable: &HashSet<&str>,
 ) -> Result<(), String> {
     let (before, after) = graph.node.split_at(end + 1);

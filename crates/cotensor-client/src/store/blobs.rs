@@ -66,7 +66,7 @@ fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usiz
     let there =
         |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("an index that was not requested"));
     for (place, descriptor) in answer.ready {
-        ready.push((there(place)?, store.open(session, (descriptor, &mut fds), holder)?));
+        ready.push((there(place)?, store.open(session, descriptor, &mut fds, holder)?));
     }
     let mut upload = answer.upload;
     if let Some(upload) = &mut upload {

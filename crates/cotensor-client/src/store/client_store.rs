@@ -201,7 +201,8 @@ impl ClientStore {
     pub(super) fn open(
         &self,
         session: &Session,
-        (descriptor, fds): (p::Descriptor, &mut std::vec::IntoIter<OwnedFd>),
+        descriptor: p::Descriptor,
+        fds: &mut std::vec::IntoIter<OwnedFd>,
         holder: &Holder,
     ) -> Result<Lease> {
         self.daemon.leases.open(session, descriptor, fds, holder, self.me.clone())
@@ -307,7 +308,8 @@ impl ClientStore {
         session: &Session,
         key: &Key,
         holder: &Holder,
-        (claim, fds): (p::ClaimResult, Vec<OwnedFd>),
+        claim: p::ClaimResult,
+        fds: Vec<OwnedFd>,
     ) -> Result<Claim> {
         match claim {
             p::ClaimResult::Compute(ticket) => {
@@ -316,7 +318,7 @@ impl ClientStore {
             }
             p::ClaimResult::Ready(descriptors) => {
                 let mut fds = fds.into_iter();
-                let open = |descriptor| self.open(session, (descriptor, &mut fds), holder);
+                let open = |descriptor| self.open(session, descriptor, &mut fds, holder);
                 Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
             }
         }
@@ -384,8 +386,8 @@ impl ComputationStore for ClientStore {
         let params = claim_params(key, holder, wait);
         self.daemon.retry(|session| {
             let describe = || session.describe_claim(&key.0);
-            let answer = session.call_work::<p::Claim>(&params, &describe)?;
-            self.claimed(session, key, holder, answer)
+            let (claim, fds) = session.call_work::<p::Claim>(&params, &describe)?;
+            self.claimed(session, key, holder, claim, fds)
         })
     }
 
@@ -394,7 +396,7 @@ impl ComputationStore for ClientStore {
         let session = self.session();
         let answers = session.connection.call_each::<p::Claim>(&params, WORK_TIMEOUT);
         let claim = |(key, answer): (&Key, Result<_>)| match answer
-            .and_then(|answer| self.claimed(&session, key, holder, answer))
+            .and_then(|(claim, fds)| self.claimed(&session, key, holder, claim, fds))
         {
             Err(_) if session.connection.closed().is_some() => self.claim_within(key, holder, Duration::ZERO),
             claim => claim,

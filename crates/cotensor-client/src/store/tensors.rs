@@ -98,7 +98,7 @@ impl TensorStore for ClientStore {
         let params = p::GetParams { name: name.to_owned(), holder: holder.name().to_owned() };
         self.daemon.retry(|session| {
             let (descriptor, fds) = session.call_long::<p::Get>(&params, Vec::new())?;
-            self.open(session, (descriptor, &mut fds.into_iter()), holder)
+            self.open(session, descriptor, &mut fds.into_iter(), holder)
         })
     }
 
@@ -111,7 +111,7 @@ impl TensorStore for ClientStore {
         let mut answers = session.connection.call_each::<p::Get>(&params, WORK_TIMEOUT).into_iter();
         let mut next = |name: &String| {
             let answer = answers.next().unwrap_or_else(|| Err(session.replaced()));
-            match answer.and_then(|(found, fds)| self.open(&session, (found, &mut fds.into_iter()), holder)) {
+            match answer.and_then(|(found, fds)| self.open(&session, found, &mut fds.into_iter(), holder)) {
                 Err(_) if session.connection.closed().is_some() => self.get(name, holder),
                 lease => lease,
             }
@@ -126,7 +126,7 @@ impl TensorStore for ClientStore {
         let params = p::LeaseParams { id: id.into(), holder: holder.name().to_owned() };
         self.daemon.retry(|session| {
             let (descriptor, fds) = session.call_long::<p::Lease>(&params, Vec::new())?;
-            self.open(session, (descriptor, &mut fds.into_iter()), holder)
+            self.open(session, descriptor, &mut fds.into_iter(), holder)
         })
     }
 

@@ -55,7 +55,7 @@ impl Graph {
         let mut stored = Vec::new();
         let names: Vec<Names> = (chosen.iter().enumerate())
             .map(|(number, (matrix, low))| {
-                store(&mut build, &self.weights[matrix.weights[0]].name, (matrix, low), number, &mut stored)
+                store(&mut build, &self.weights[matrix.weights[0]].name, number, matrix, low, &mut stored)
             })
             .collect();
         let numbers = chosen.iter().enumerate().flat_map(|(number, (matrix, _))| {
@@ -86,8 +86,9 @@ impl Graph {
 fn store(
     build: &mut Builder,
     name: &str,
-    (matrix, low): (&Matrix, &LowBits),
     number: usize,
+    matrix: &Matrix,
+    low: &LowBits,
     stored: &mut Vec<(Weight, Content)>,
 ) -> Names {
     assert!(matrix.columns.is_multiple_of(low.group), "{name:?}: whole groups");

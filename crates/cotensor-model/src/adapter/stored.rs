@@ -113,13 +113,7 @@ pub struct Adapter {
 
 impl Adapter {
     /// An adapter of a fitted map.
-    pub fn new(
-        source: Encoder,
-        target: Encoder,
-        rows: Rows,
-        samples: usize,
-        (map, quality): (LinearMap, Quality),
-    ) -> Self {
+    pub fn new(source: Encoder, target: Encoder, rows: Rows, samples: usize, map: LinearMap, quality: Quality) -> Self {
         Self { info: AdapterInfo { version: VERSION, source, target, rows, samples, quality }, map }
     }
 
@@ -266,7 +260,7 @@ mod tests {
             baseline_cosine: 0.2,
         };
         let [source, target] = [5, 1].map(|rows| Patches::of_image(rows, 8, 8).unwrap());
-        Adapter::new(encoder("a"), encoder("b"), Rows::Patches { source, target }, 20, (map, quality))
+        Adapter::new(encoder("a"), encoder("b"), Rows::Patches { source, target }, 20, map, quality)
     }
 
     #[test]

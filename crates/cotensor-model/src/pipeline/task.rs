@@ -122,7 +122,6 @@ impl Run<'_> {
         }
         let (mut last, mut output) =
             last.ok_or_else(|| Error::invalid(format!("task {:?} has no stages", task.name)))?;
-        let head = user.head.as_deref().unwrap_or(OWN_HEAD);
         if task.head && output != LOGITS {
             let stage = self.load_head(user, task)?;
             last = self.run_head(&stage, user, &last)?;
@@ -131,7 +130,7 @@ impl Run<'_> {
         if task.head && user.head.is_none() && !self.model.has_head_file() {
             check_architecture(&self.model.model_config(), task)?;
         }
-        self.answer(task, user, inputs, head, (output, &last), batch.as_ref())
+        self.answer(task, user, inputs, output, &last, batch.as_ref())
     }
 
     /// The logits of a head on the result of the trunk.
@@ -158,14 +157,14 @@ impl Run<'_> {
         Ok(stage)
     }
 
-    /// Reads the answer from the last output, or from those of several stages.
+    /// Reads the answer from the last value, whose name is `output`, or from those of several stages.
     fn answer(
         &mut self,
         task: &Task,
         user: &User,
         inputs: &Inputs,
-        head: &str,
-        (output, last): (&str, &Value),
+        output: &str,
+        last: &Value,
         text: Option<&Text>,
     ) -> Result<(Answer, Vec<Output>)> {
         let mut values = Vec::new();
@@ -180,6 +179,7 @@ impl Run<'_> {
         let outputs = values.iter().map(|(name, value, values)| StageOutput { name, shape: value.shape(), values });
         let texts = if task.answer == AnswerKind::Similarity { inputs.texts_of(user)? } else { Vec::new() };
         let image_size = (task.answer == AnswerKind::Objects).then(|| inputs.image_size()).transpose()?;
+        let head = user.head.as_deref().unwrap_or(OWN_HEAD);
         let question = Question { task, head, texts: &texts, threshold: user.threshold, image_size, text };
         let answered = read_answer(self.model, &question, &outputs.collect::<Vec<_>>())?;
         self.constants.extend(answered.constants);

@@ -77,7 +77,7 @@ impl Claims {
         loop {
             match Self::try_claim(claims, key, holder) {
                 Ok(found) => return Ok(found),
-                Err(computing) => claims = self.wait(shard, computing, (&mut deadline, wait), &key)?,
+                Err(computing) => claims = self.wait(shard, computing, &key, wait, &mut deadline)?,
             }
         }
     }
@@ -135,14 +135,15 @@ impl Claims {
         }
     }
 
-    /// Waits for a change in `shard`. Fails past the deadline, which the first wait sets.
+    /// Waits for a change in `shard`. Fails past `deadline`, which the first wait sets to the end of `wait`.
     #[cfg(not(target_family = "wasm"))]
     fn wait<'a>(
         &self,
         shard: &'a Shard,
         claims: Guard<'a>,
-        (deadline, wait): (&mut Option<std::time::Instant>, Duration),
         key: &Key,
+        wait: Duration,
+        deadline: &mut Option<std::time::Instant>,
     ) -> Result<Guard<'a>> {
         use std::time::Instant;
         /// The longest wait that no clock overflows on.
@@ -162,8 +163,9 @@ impl Claims {
         &self,
         _: &'a Shard,
         _: Guard<'a>,
-        _: (&mut Option<std::time::Instant>, Duration),
         key: &Key,
+        _: Duration,
+        _: &mut Option<std::time::Instant>,
     ) -> Result<Guard<'a>> {
         Err(Error::new(
             ErrorKind::Conflict,

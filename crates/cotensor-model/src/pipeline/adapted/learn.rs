@@ -56,7 +56,8 @@ pub fn fit_adapter(
     }
     let (fitter, rows) = fitter.ok_or_else(|| Error::invalid("no samples").in_field("data"))?;
     let [source, target] = ends;
-    Ok(Adapter::new(source, target, rows, distinct.len(), fitter.finish()?))
+    let (map, quality) = fitter.finish()?;
+    Ok(Adapter::new(source, target, rows, distinct.len(), map, quality))
 }
 
 fn encoder(model: &Model, medium: Medium) -> Result<Encoder> {
