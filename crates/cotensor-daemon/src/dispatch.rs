@@ -3,7 +3,7 @@
 use crate::daemon::Daemon;
 use crate::state::functions::FunctionCall;
 use crate::state::session::{Granted, Session};
-use cotensor_client::protocol::{Hello, Method};
+use cotensor_client::protocol::{Empty, Hello, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::{BatchPermit, CallCounts, Peer, Registry, Request};
@@ -22,6 +22,12 @@ use tokio::sync::{oneshot, watch};
 
 /// The most waiting calls of one connection. A call waits for the work of another session.
 const WAITING_CALLS_MAX: usize = 1024;
+
+/// The result of a handler.
+pub(crate) type Answer<T> = Result<Reply<T>>;
+
+/// The value of an answer that says nothing.
+pub(crate) const NOTHING: Empty = Empty {};
 
 /// A result and its descriptors.
 pub(crate) struct Reply<T> {

@@ -1,8 +1,7 @@
 //! `blob.*`: blobs by their hashes. Existing blobs are leased; the first session that requests a missing blob uploads
 //! it.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::{Caller, Reply};
+use crate::dispatch::{Answer, Caller, NOTHING, Reply};
 use crate::state::content_hash;
 use crate::state::segment::own_segment;
 use crate::state::session::Granted;

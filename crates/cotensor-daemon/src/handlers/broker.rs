@@ -1,7 +1,6 @@
 //! `broker.*`: the memory of devices on which several programs compute.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::Caller;
+use crate::dispatch::{Answer, Caller, NOTHING};
 use crate::state::broker::DeviceProgram;
 use cotensor_client::protocol::{DeviceList, DeviceShareParams, Empty, JoinDeviceParams, ReportDeviceParams};
 use cotensor_core::Error;

@@ -1,7 +1,6 @@
 //! Opening, joining and listing channels.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::{Caller, Reply};
+use crate::dispatch::{Answer, Caller, NOTHING, Reply};
 use cotensor_client::protocol::{ChannelList, ChannelNameParams, Empty, JoinedChannel, OpenChannelParams};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_memory::ChannelFiles;

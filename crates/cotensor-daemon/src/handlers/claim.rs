@@ -1,7 +1,6 @@
 //! `claim.*`: each result is computed by one session.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::{Caller, Reply};
+use crate::dispatch::{Answer, Caller, NOTHING, Reply};
 use crate::state::session::{Granted, HANDLES_MAX};
 use crate::state::{claim_key, content_hash};
 use cotensor_client::protocol::{

@@ -1,7 +1,6 @@
 //! Registering and finding functions, and connecting callers with providers.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::{Caller, Reply};
+use crate::dispatch::{Answer, Caller, NOTHING, Reply};
 use crate::state::functions::FunctionProvider;
 use cotensor_client::protocol::provider::ListTasksParams;
 use cotensor_client::protocol::{

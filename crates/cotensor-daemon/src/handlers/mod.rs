@@ -1,6 +1,5 @@
 //! Handlers of the protocol's methods: each takes the caller and the parameters.
 
-mod answer;
 mod blobs;
 mod broker;
 mod channels;

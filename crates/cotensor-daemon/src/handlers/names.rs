@@ -1,7 +1,6 @@
 //! Listing names, and waiting for their changes.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::Caller;
+use crate::dispatch::{Answer, Caller, NOTHING};
 use cotensor_client::protocol::{
     ChangedName, Changes, ChangesParams, Empty, EndVersionsParams, FoundName, ListNamesParams, ListedName,
     NAMES_BYTES_MAX, NAMES_MAX, NameList, NameParams, VersionsParams,

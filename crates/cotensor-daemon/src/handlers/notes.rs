@@ -1,7 +1,6 @@
 //! `note.*`: short bytes that clients store under a hash.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::Caller;
+use crate::dispatch::{Answer, Caller, NOTHING};
 use crate::state::content_hash;
 use cotensor_client::hex;
 use cotensor_client::protocol::{Empty, KeyParams, Note, PutNoteParams};

@@ -1,8 +1,7 @@
 //! Lists, holders and statistics.
 
-use super::answer::{Answer, NOTHING};
 use crate::daemon::Daemon;
-use crate::dispatch::Caller;
+use crate::dispatch::{Answer, Caller, NOTHING};
 use cotensor_client::protocol::{
     CopiesParams, CopyParams, Empty, HoldersResult, ListOrder, ListParams, ListResult, NameParams, ReadyParams, Report,
     Spec, TensorInfo, TensorState,

@@ -1,7 +1,6 @@
 //! Sessions, processes, HTTP address, dashboard and method descriptions.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::Caller;
+use crate::dispatch::{Answer, Caller, NOTHING};
 use crate::models::checked;
 use cotensor_client::protocol::{
     DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, HttpListenParams, LibraryParams, ModelEndpoint,

@@ -1,7 +1,6 @@
 //! `session.hello` and `ping`.
 
-use super::answer::{Answer, NOTHING};
-use crate::dispatch::{Caller, Reply};
+use crate::dispatch::{Answer, Caller, NOTHING, Reply};
 use crate::takeover::Resumed;
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
 use cotensor_core::{Error, ErrorKind};

@@ -1,8 +1,7 @@
 //! Reserving, publishing and leasing tensors.
 
-use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
-use crate::dispatch::{Caller, Reply};
+use crate::dispatch::{Answer, Caller, NOTHING, Reply};
 use crate::state::segment::{Part, SlabFile, SlabOwner, inode, own_segment};
 use crate::state::session::{Granted, Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{

@@ -1,10 +1,23 @@
 //! What a server reports to its supervisor.
 
-use super::spill_file::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_store::backend::VersionState;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::time::Duration;
+
+/// The file of a spilled segment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpillFile {
+    /// Its number in the daemon's folder.
+    pub number: u64,
+    /// Its absolute path.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The hash of its pieces, in hexadecimal.
+    pub hash: String,
+}
 
 /// A published tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

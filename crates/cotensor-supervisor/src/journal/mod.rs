@@ -4,14 +4,12 @@ mod block;
 mod event;
 mod packed;
 mod replay;
-mod spill_file;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use block::BLOCK_VERSION;
-pub use event::{Entry, Event, SessionClient};
-pub use spill_file::SpillFile;
+pub use event::{Entry, Event, SessionClient, SpillFile};
 pub use table::{Journal, Segment};
 #[cfg(test)]
 pub(crate) use tests::published;

@@ -3,8 +3,7 @@
 //!
 //! Only the supervisor and its servers read the format, of one version ([`BLOCK_VERSION`](super::BLOCK_VERSION)).
 
-use super::event::Entry;
-use super::spill_file::SpillFile;
+use super::event::{Entry, SpillFile};
 use cotensor_client::protocol::{GroupMember, Id, Keep, Spec};
 use cotensor_core::{ContentHash, Device, Error, Kind, RANK_MAX, Result};
 use cotensor_store::MEMBERS_MAX;

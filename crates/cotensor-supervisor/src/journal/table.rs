@@ -1,8 +1,7 @@
 //! The tables of the journal.
 
-use super::event::{Entry, Event, SessionClient};
+use super::event::{Entry, Event, SessionClient, SpillFile};
 use super::packed::{PackedEntry, parse_hash};
-use super::spill_file::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo};
 use cotensor_core::{ContentHash, Error, Result};
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};

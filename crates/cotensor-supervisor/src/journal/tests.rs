@@ -1,6 +1,5 @@
-use super::event::{Entry, Event, SessionClient};
+use super::event::{Entry, Event, SessionClient, SpillFile};
 use super::replay::{BLOCK_BYTES, HANDOVER_FDS};
-use super::spill_file::SpillFile;
 use super::table::{Journal, NOTES_BYTES_MAX};
 use cotensor_client::protocol::Keep;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};

@@ -1,21 +1,36 @@
 //! The registry of functions. A function is removed at the end of its session.
 
-use super::provider::FunctionProvider;
 use super::slots::Slots;
 use cotensor_client::protocol::{
-    FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
+    CallerInfo, FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
     RegisterFunctionParams,
 };
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The most functions of one session.
 const FUNCTIONS_MAX: usize = 1024;
 /// The most functions in one list.
 const LIST_MAX: usize = 10_000;
+
+/// A client that provides functions.
+pub(crate) trait FunctionProvider: Send + Sync {
+    /// The number of its session.
+    fn session(&self) -> u64;
+
+    /// Its name, for messages.
+    fn client(&self) -> &str;
+
+    /// The slots of its calls over HTTP.
+    fn slots(&self) -> &Slots;
+
+    /// Sends the provider a socket to a new caller. False when the session has ended or ends now.
+    fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool;
+}
 
 /// All functions, by name.
 pub(crate) struct Registry {

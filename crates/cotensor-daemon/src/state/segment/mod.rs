@@ -1,9 +1,7 @@
 //! Memory that clients made. The daemon checks it, keeps its descriptor and passes it on; it maps nothing.
 
-mod block;
 mod device;
 mod file;
-mod own;
 mod part;
 mod read;
 mod sealed;
@@ -11,8 +9,7 @@ mod slab;
 mod slabs;
 mod upload;
 
-pub(crate) use file::{file_bytes, file_of};
-pub(crate) use own::{known_segment, own_segment};
+pub(crate) use file::{file_bytes, file_of, known_segment, own_segment};
 pub(crate) use part::Part;
 pub(crate) use read::{Inode, inode};
 pub(crate) use sealed::Sealed;

@@ -1,14 +1,16 @@
-//! The table of open slabs.
+//! The table of open slabs and blocks.
+//!
+//! A block is a slab with one tensor at a time, which the budget counts while the tensor lies in it. Eviction and spilling free that tensor
+//! as they free one with memory of its own. The memory of an empty block belongs to the client alone.
 
-use super::block;
 use super::read::Inode;
-use super::slab::{Slab, SlabOwner};
+use super::slab::{Counted, Slab, SlabOwner};
 use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, ErrorKind, Result};
-use cotensor_memory::check_no_holes;
+use cotensor_memory::{BLOCK_BYTES_MAX, Guarantee, check_no_holes, check_sealed};
 use cotensor_store::{LocalStore, SegmentCharge};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The open slabs and blocks, and those of ended sessions in which tensors lie. Each belongs to one session: two would write each other's
@@ -52,15 +54,15 @@ impl Slabs {
     /// Opens a block for `owner`, as [`open`](Self::open) does a slab.
     ///
     /// # Errors
-    /// `Conflict` while another session has it; as [`block::check`] and [`block::new`].
+    /// `Conflict` while another session has it; as [`check_block`] and [`new_block`].
     pub(crate) fn open_block(&self, file: SlabFile, owner: &Arc<dyn SlabOwner>) -> Result<Arc<Slab>> {
         let SlabFile { fd, inode, len, device } = file;
-        block::check(len, device)?;
+        check_block(len, device)?;
         if let Some(slab) = self.reopen(inode, len, owner)? {
             slab.count_with_tensors();
             return Ok(slab);
         }
-        let slab = Arc::new(block::new(fd, len)?);
+        let slab = Arc::new(new_block(fd, len)?);
         self.add(inode, &slab, owner)?;
         Ok(slab)
     }
@@ -102,6 +104,32 @@ impl Slabs {
     pub(crate) fn restore(&self, inode: Inode, slab: &Arc<Slab>) {
         self.known().insert(inode, Arc::downgrade(slab));
     }
+}
+
+/// Refuses what no block is, by its length and its device.
+///
+/// # Errors
+/// `Invalid` for a length that blocks do not have, `Unsupported` for another device than the host.
+fn check_block(len: usize, device: Device) -> Result<()> {
+    if !(1..=BLOCK_BYTES_MAX).contains(&len) {
+        let message = format!("a block of {len} bytes; blocks have 1 to {BLOCK_BYTES_MAX}");
+        return Err(Error::invalid(message).in_field("bytes"));
+    }
+    if !device.is_host() {
+        let message = format!("a block on {device}: blocks are host memory");
+        return Err(Error::unsupported(message).in_field("device"));
+    }
+    Ok(())
+}
+
+/// A new block, which [`check_block`] accepts.
+///
+/// # Errors
+/// `Refused` for anything but a memfd of `len` bytes that is sealed against new writers and has no holes.
+fn new_block(fd: OwnedFd, len: usize) -> Result<Slab> {
+    check_sealed(&fd, len, Guarantee::ProducerOnly)?;
+    check_no_holes(fd.as_fd(), len)?;
+    Ok(Slab::checked(Arc::new(fd.into()), len, Device::Cpu, Counted::WithTensors(Weak::new())))
 }
 
 #[cfg(test)]

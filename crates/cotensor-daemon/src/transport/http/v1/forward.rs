@@ -1,9 +1,11 @@
 //! Forwards requests to the model process, which makes the answers.
 
 use super::answer::openai_error;
-use super::forwarder::Forwarder;
+use super::connections::Connections;
+use crate::models::Models;
 use crate::transport::http::answer::Refusal;
-use crate::transport::http::body::ReadBody;
+use crate::transport::http::body::{BodyMemory, ReadBody};
+use crate::transport::http::config::HttpConfig;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HOST, TRANSFER_ENCODING};
@@ -22,6 +24,30 @@ const FORWARDED: [HeaderName; 2] = [CONTENT_TYPE, ACCEPT];
 const OF_CONNECTION: [HeaderName; 3] = [CONNECTION, TRANSFER_ENCODING, HeaderName::from_static("keep-alive")];
 /// The time for a process that gave no answer to be seen as ended.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The model process, the connections to it, and the limits of requests.
+pub(in crate::transport::http) struct Forwarder {
+    models: Arc<Models>,
+    connections: Connections,
+    /// The memory for requests.
+    memory: BodyMemory,
+    bytes_max: usize,
+    message_timeout: Duration,
+    request_time_max: Duration,
+}
+
+impl Forwarder {
+    pub(in crate::transport::http) fn new(models: Arc<Models>, config: &HttpConfig) -> Arc<Self> {
+        Arc::new(Self {
+            models,
+            connections: Connections::default(),
+            memory: BodyMemory::new(config.v1_total_bytes_max),
+            bytes_max: config.v1_bytes_max,
+            message_timeout: config.message_timeout,
+            request_time_max: config.request_time_max,
+        })
+    }
+}
 
 /// Answers a request as the model process does; its errors, and those of this function, have the form of OpenAI's API.
 pub(in crate::transport::http) async fn forward(State(forwarder): State<Arc<Forwarder>>, request: Request) -> Response {

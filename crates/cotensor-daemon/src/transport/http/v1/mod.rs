@@ -3,11 +3,9 @@
 mod answer;
 mod connections;
 mod forward;
-mod forwarder;
 
 pub(super) use answer::openai_error;
-pub(super) use forward::forward;
-pub(super) use forwarder::Forwarder;
+pub(super) use forward::{Forwarder, forward};
 
 /// The paths of other servers' APIs for models, beside those below `/v1`: of text-embeddings-inference and Cohere.
 pub(super) const OTHER_PATHS: [&str; 3] = ["/embed", "/rerank", "/v2/rerank"];
