@@ -4,8 +4,11 @@ use crate::codes::unpack;
 use crate::lanes::vectorized;
 use crate::scales::GroupScale;
 use crate::spec::{QuantSpec, Width};
-use rten_simd::ops::{BitOps, NarrowSaturate};
-use rten_simd::{Isa, SimdOp, f16};
+
+/// Elements whose codes are unpacked together: a group or several.
+pub(crate) const RUN: usize = 256;
+/// Elements of groups of 16 that are scaled together.
+pub(crate) const SCALED: usize = 64;
 
 /// Writes the elements of a row.
 pub(crate) fn expand(spec: &QuantSpec, codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {
@@ -38,39 +41,72 @@ fn of_group<const BITS: u32, const GROUP: usize>(codes: &[u8], scales: &[GroupSc
         #[inline(always)]
         || {
             let width = const { Width::of_const(BITS) };
-            let groups = codes.chunks_exact(width.bytes(GROUP)).zip(out.as_chunks_mut::<GROUP>().0);
-            for (scale, (bytes, out)) in scales.iter().zip(groups) {
+            let bytes = (width.bytes(RUN), width.bytes(GROUP));
+            let (runs, rest) = out.as_chunks_mut::<RUN>();
+            let rest_at = runs.len() * RUN;
+            for (number, out) in runs.iter_mut().enumerate() {
+                let mut unpacked = [0; RUN];
+                unpack_run::<BITS, GROUP>(&codes[number * bytes.0..(number + 1) * bytes.0], &mut unpacked);
+                let scales = &scales[number * (RUN / GROUP)..(number + 1) * (RUN / GROUP)];
+                scale::<GROUP>(&unpacked, scales, out);
+            }
+            let (codes, scales) = (&codes[width.bytes(rest_at)..], &scales[rest_at / GROUP..]);
+            for ((bytes, scale_of), out) in codes.chunks_exact(bytes.1).zip(scales).zip(rest.as_chunks_mut::<GROUP>().0)
+            {
                 let mut unpacked = [0; GROUP];
                 unpack(width, bytes, &mut unpacked);
-                for (value, code) in out.iter_mut().zip(unpacked) {
-                    *value = (f32::from(code) - scale.zero) * scale.scale + scale.offset;
-                }
+                scale::<GROUP>(&unpacked, std::slice::from_ref(scale_of), out);
             }
         },
     );
 }
 
-/// Rounds to float16, ties to the even one.
-pub(crate) fn narrow(values: &[f32], out: &mut [f16]) {
-    struct Narrow<'a>(&'a [f32], &'a mut [f16]);
+/// Unpacks the codes of several groups together: loops of this length become vectors, those of a small group do not.
+#[inline(always)]
+fn unpack_run<const BITS: u32, const GROUP: usize>(bytes: &[u8], codes: &mut [u8; RUN]) {
+    let width = const { Width::of_const(BITS) };
+    if GROUP == RUN || BITS != 3 {
+        return unpack(width, bytes, codes);
+    }
+    // The planes of all groups, one after the other.
+    let mut planes = [0; RUN / 8 * 3];
+    let (low, high) = planes.split_at_mut(RUN / 4);
+    let groups = low.chunks_exact_mut(GROUP / 4).zip(high.chunks_exact_mut(GROUP / 8));
+    for (bytes, (low, high)) in bytes.chunks_exact(GROUP / 8 * 3).zip(groups) {
+        low.copy_from_slice(&bytes[..GROUP / 4]);
+        high.copy_from_slice(&bytes[GROUP / 4..]);
+    }
+    unpack(width, &planes, codes);
+}
 
-    impl SimdOp for Narrow<'_> {
-        type Output = ();
-
-        #[inline(always)]
-        fn eval<I: Isa>(self, isa: I) {
-            let (floats, halves) = (isa.f32(), isa.f16());
-            let both = 2 * floats.len();
-            let (mut from, mut to) = (self.0.chunks_exact(both), self.1.chunks_exact_mut(both));
-            for (from, to) in from.by_ref().zip(to.by_ref()) {
-                let (low, high) = from.split_at(floats.len());
-                halves.store(floats.narrow_saturate(floats.load(low), floats.load(high)), to);
-            }
-            for (from, to) in from.remainder().iter().zip(to.into_remainder()) {
-                *to = f16::from_f32(*from);
-            }
+/// The elements of groups.
+#[inline(always)]
+fn scale<const GROUP: usize>(codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {
+    if GROUP == 16 && codes.len() >= SCALED {
+        return scale_several(codes, scales, out);
+    }
+    let groups = codes.as_chunks::<GROUP>().0.iter().zip(out.as_chunks_mut::<GROUP>().0);
+    for (scale, (codes, out)) in scales.iter().zip(groups) {
+        for (value, code) in out.iter_mut().zip(codes) {
+            *value = (f32::from(*code) - scale.zero) * scale.scale + scale.offset;
         }
     }
+}
 
-    Narrow(values, out).dispatch();
+/// The elements of groups of 16, [`SCALED`] at a time: a loop over 16 would be unrolled, and the loop over groups would gather.
+#[inline(always)]
+fn scale_several(codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {
+    let groups = codes.as_chunks::<SCALED>().0.iter().zip(out.as_chunks_mut::<SCALED>().0);
+    for (groups, (codes, out)) in scales.as_chunks::<{ SCALED / 16 }>().0.iter().zip(groups) {
+        let (mut scale, mut zero, mut offset) = ([0.0; SCALED], [0.0; SCALED], [0.0; SCALED]);
+        for (number, group) in groups.iter().enumerate() {
+            let at = number * 16..(number + 1) * 16;
+            scale[at.clone()].fill(group.scale);
+            zero[at.clone()].fill(group.zero);
+            offset[at].fill(group.offset);
+        }
+        for at in 0..SCALED {
+            out[at] = (f32::from(codes[at]) - zero[at]) * scale[at] + offset[at];
+        }
+    }
 }

@@ -20,8 +20,10 @@
 //! chosen at run time, and every path adds in the same order.
 
 mod codes;
+mod encode;
 mod expand;
 mod hadamard;
+mod halves;
 mod inputs;
 mod lanes;
 mod members;

@@ -1,6 +1,7 @@
 //! Scales and offsets of groups, as they are stored.
 
 use crate::codes::unpack_stream;
+use crate::halves::widen;
 use crate::spec::{QuantSpec, SUPER_GROUP, Width};
 use rten_simd::f16;
 
@@ -74,13 +75,11 @@ impl Scales {
         match self {
             Self::Flat { scales, offsets } => {
                 let at = row * groups..(row + 1) * groups;
-                for (found, scale) in found.iter_mut().zip(&scales[at.clone()]) {
-                    *found = GroupScale { scale: scale.to_f32(), zero: middle, offset: 0.0 };
-                }
+                for_each_value(&scales[at.clone()], found, |found, scale| {
+                    *found = GroupScale { scale, zero: middle, offset: 0.0 };
+                });
                 if let Some(offsets) = offsets {
-                    for (found, offset) in found.iter_mut().zip(&offsets[at]) {
-                        found.offset = offset.to_f32();
-                    }
+                    for_each_value(&offsets[at], found, |found, offset| found.offset = offset);
                 }
             }
             Self::TwoLevel { scales, minimums, parts } => {
@@ -105,6 +104,18 @@ impl Scales {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Calls `set` with each group and its number.
+fn for_each_value(halves: &[f16], groups: &mut [GroupScale], set: impl Fn(&mut GroupScale, f32)) {
+    const COUNT: usize = 64;
+    for (halves, groups) in halves.chunks(COUNT).zip(groups.chunks_mut(COUNT)) {
+        let mut values = [0.0; COUNT];
+        widen(halves, &mut values[..halves.len()]);
+        for (group, value) in groups.iter_mut().zip(values) {
+            set(group, value);
         }
     }
 }

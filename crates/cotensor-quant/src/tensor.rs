@@ -1,6 +1,7 @@
 //! A quantized matrix.
 
-use crate::expand::{expand, narrow};
+use crate::expand::expand;
+use crate::halves::narrow;
 use crate::scales::{GroupScale, Parts, Scales};
 use crate::spec::{QuantSpec, SUPER_GROUP, Scheme};
 use cotensor_core::{Error, Result};

@@ -4,9 +4,10 @@
 //! column can: the order and the update are those of GPTQ (Frantar et al., 2022, arXiv:2210.17323), written with the Cholesky factor
 //! of the moments instead of that of their inverse. Then scales and codes are fitted again, one by one.
 
-use super::flat::{Line, affine, code_of, inverse, rounded, search};
+use super::flat::{affine, rounded, search};
 use super::refined::Row;
 use crate::codes::{GROUP_MAX, pack};
+use crate::encode::{Line, code_of, inverse};
 use crate::inputs::InputFactor;
 use crate::lanes::{sums, vectorized};
 use crate::scales::{F16_MAX, Scales};

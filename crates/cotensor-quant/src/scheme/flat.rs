@@ -1,7 +1,8 @@
 //! One scale for each group: `round`, `search` and `affine`.
 
-use crate::codes::{GROUP_MAX, pack};
-use crate::lanes::{WHOLE, extremes, nearest, sums};
+use crate::encode::{Line, code_of, encode_row, inverse};
+use crate::halves::{narrow, widen};
+use crate::lanes::{extremes, sums};
 use crate::scales::Scales;
 use crate::spec::Width;
 use crate::tensor::QuantTensor;
@@ -27,89 +28,59 @@ impl Grid {
     }
 }
 
-/// An element is `(code − middle) · scale + offset`.
-#[derive(Clone, Copy)]
-pub(super) struct Line {
-    pub(super) scale: f32,
-    pub(super) offset: f32,
-    /// The code of zero, which may lie between codes. The middle one for a scale of zero.
-    pub(super) zero: f32,
-}
-
-impl Line {
-    #[inline(always)]
-    pub(super) fn new(width: Width, scale: f32, offset: f32) -> Self {
-        let zero = f32::from(width.middle()) - if scale == 0.0 { 0.0 } else { offset / scale };
-        Self { scale, offset, zero }
-    }
-
-    #[inline(always)]
-    fn of_zero(width: Width, scale: f32, zero: f32) -> Self {
-        Self { scale, offset: (f32::from(width.middle()) - zero) * scale, zero }
-    }
-
-    /// As float16 keeps it.
-    #[inline(always)]
-    pub(super) fn stored(self, width: Width) -> Self {
-        Self::new(width, stored(self.scale), stored(self.offset))
-    }
-}
-
-/// Fits the groups of a row.
+/// Fits the groups of a row. `lines` is the memory for those of a row. `fit` finds the best one for a group.
 #[inline(always)]
 pub(super) fn quantize(
     width: Width,
     row: usize,
     weights: &[f32],
     tensor: &mut QuantTensor,
+    lines: &mut RowLines,
     fit: impl Fn(Width, &[f32]) -> Line,
 ) {
     let group = tensor.spec().group();
-    let first = row * weights.len() / group;
-    let (codes, scales) = tensor.parts_mut();
-    let Scales::Flat { scales, offsets } = scales else { return };
-    let mut unpacked = [0; GROUP_MAX];
-    let unpacked = &mut unpacked[..group];
-    let codes = &mut codes[width.bytes(first * group)..];
-    let parts = weights.chunks_exact(group).zip(codes.chunks_exact_mut(width.bytes(group)));
-    for (number, (values, bytes)) in (first..).zip(parts) {
-        let line = fit(width, values).stored(width);
-        scales[number] = f16::from_f32(line.scale);
+    for (number, values) in weights.chunks_exact(group).enumerate() {
+        let line = fit(width, values);
+        (lines.scales[number], lines.offsets[number]) = (line.scale, line.offset);
+    }
+    lines.write(row, weights, tensor);
+}
+
+/// Scales and offsets of the groups of a row.
+pub(super) struct RowLines {
+    scales: Vec<f32>,
+    offsets: Vec<f32>,
+    stored: Vec<Line>,
+}
+
+impl RowLines {
+    pub(super) fn new(groups: usize) -> Self {
+        let zeros = || vec![0.0; groups];
+        Self { scales: zeros(), offsets: zeros(), stored: Vec::with_capacity(groups) }
+    }
+
+    /// Writes them as float16, and the nearest codes of the values of that.
+    fn write(&mut self, row: usize, weights: &[f32], tensor: &mut QuantTensor) {
+        let (width, group, groups) = (tensor.spec().width(), tensor.spec().group(), self.scales.len());
+        let (codes, scales) = tensor.parts_mut();
+        let Scales::Flat { scales, offsets } = scales else { return };
+        let at = row * groups..(row + 1) * groups;
+        round(&mut self.scales, &mut scales[at.clone()]);
         if let Some(offsets) = offsets {
-            offsets[number] = f16::from_f32(line.offset);
+            round(&mut self.offsets, &mut offsets[at]);
         }
-        encode(width, values, line, unpacked);
-        pack(width, unpacked, bytes);
+        self.stored.clear();
+        let lines = self.scales.iter().zip(&self.offsets);
+        self.stored.extend(lines.map(|(scale, offset)| Line::new(width, *scale, *offset)));
+        let bytes = width.bytes(weights.len());
+        encode_row(width, group, weights, &self.stored, &mut codes[row * bytes..(row + 1) * bytes]);
     }
 }
 
-/// The nearest codes.
-#[inline(always)]
-pub(super) fn encode(width: Width, values: &[f32], line: Line, codes: &mut [u8]) {
-    let (inverse, max) = (inverse(line.scale), f32::from(width.code_max()));
-    for (code, &value) in codes.iter_mut().zip(values) {
-        // The lowest bits of a float of this size are the whole number.
-        *code = (code_of(value, inverse, line.zero, max) + WHOLE).to_bits() as u8;
-    }
-}
-
-/// Zero for a group of zeros.
-#[inline(always)]
-pub(super) fn inverse(scale: f32) -> f32 {
-    if scale == 0.0 { 0.0 } else { 1.0 / scale }
-}
-
-/// The nearest code as a number.
-#[inline(always)]
-pub(super) fn code_of(value: f32, inverse: f32, zero: f32, max: f32) -> f32 {
-    nearest_within(value * inverse + zero, max)
-}
-
-/// The nearest code from 0 to `max`.
-#[inline(always)]
-pub(super) fn nearest_within(code: f32, max: f32) -> f32 {
-    let code = if code < max { code } else { max };
-    nearest(if code > 0.0 { code } else { 0.0 })
+/// Writes numbers as float16, and keeps the values of that.
+fn round(values: &mut [f32], halves: &mut [f16]) {
+    narrow(values, halves);
+    widen(halves, values);
 }
 
 /// The largest magnitude is the lowest code.
@@ -183,12 +154,6 @@ pub(super) fn affine(width: Width, values: &[f32]) -> Line {
         }
     }
     best.1
-}
-
-/// As float16 keeps it.
-#[inline(always)]
-pub(super) fn stored(value: f32) -> f32 {
-    f16::from_f32(value).to_f32()
 }
 
 /// The line of the least squared error for the codes of another line.

@@ -83,21 +83,33 @@ fn is_wrong(weight: &f32) -> bool {
 }
 
 /// Quantizes row by row, with loops that know the width when they are compiled. Returns the first weight that is not possible.
+#[expect(clippy::redundant_closure, reason = "a closure can be inlined by force, a function that is passed on cannot")]
 fn of_width<const BITS: u32>(weights: &[f32], tensor: &mut QuantTensor) -> Option<usize> {
     vectorized(
         #[inline(always)]
         || {
             let width = const { Width::of_const(BITS) };
             let (scheme, columns) = (tensor.spec().scheme(), tensor.columns());
+            let mut lines = flat::RowLines::new(columns / tensor.spec().group());
             for (row, values) in weights.chunks_exact(columns).enumerate() {
                 if values.iter().fold(false, |wrong, weight| wrong | is_wrong(weight)) {
                     let column = values.iter().position(is_wrong)?;
                     return Some(row * columns + column);
                 }
+                let lines = &mut lines;
                 match scheme {
-                    Scheme::Round => flat::quantize(width, row, values, tensor, flat::rounded),
-                    Scheme::Search => flat::quantize(width, row, values, tensor, flat::search),
-                    Scheme::Affine => flat::quantize(width, row, values, tensor, flat::affine),
+                    // The others became slower when they were compiled for the instructions of the processor.
+                    Scheme::Round => flat::quantize(
+                        width,
+                        row,
+                        values,
+                        tensor,
+                        lines,
+                        #[inline(always)]
+                        |width, values| flat::rounded(width, values),
+                    ),
+                    Scheme::Search => flat::quantize(width, row, values, tensor, lines, flat::search),
+                    Scheme::Affine => flat::quantize(width, row, values, tensor, lines, flat::affine),
                     Scheme::TwoLevel => two_level::quantize(width, row, values, tensor),
                 }
             }

@@ -1,7 +1,8 @@
 //! A row whose codes and scales lessen the error of a product step by step: the scale and the offset of each group, then each code, while
 //! the others stay as they are (coordinate descent; for codes, as in QuantEase, Behdin et al., 2023, arXiv:2309.01885).
 
-use super::flat::{Line, inverse, nearest_within, stored};
+use crate::encode::{Line, inverse, nearest_within};
+use crate::halves::stored;
 use crate::inputs::InputFactor;
 use crate::lanes::sums;
 use crate::spec::{Scheme, Width};

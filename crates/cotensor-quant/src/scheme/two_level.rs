@@ -1,7 +1,9 @@
 //! Scales of groups that are small multiples of a super-group's, as the k-quants of GGUF have them.
 
-use super::flat::{Line, affine, encode, search, stored};
+use super::flat::{affine, search};
 use crate::codes::{pack, pack_stream};
+use crate::encode::{Line, encode};
+use crate::halves::stored;
 use crate::lanes::{nearest, sums};
 use crate::scales::{Parts, Scales};
 use crate::spec::{QuantSpec, SUPER_GROUP, Width};
