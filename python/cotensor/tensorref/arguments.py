@@ -22,12 +22,13 @@ def gather(values: Any, owners: Dict[int, Part], uses: Uses) -> bool:
     are tensors of devices."""
     others = False
     for value in values:
-        owner = owners.get(id(value))
+        key = id(value)
+        owner = owners.get(key)
         if owner is not None and owner.address == value.data_ptr():
-            uses[id(value)] = value, owner
+            uses[key] = value, owner
         elif isinstance(value, torch.Tensor):
             if value.is_cpu:
-                uses[id(value)] = value, None
+                uses[key] = value, None
             else:
                 others = True
         elif isinstance(value, (list, tuple)):

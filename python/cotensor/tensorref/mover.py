@@ -63,7 +63,7 @@ class Mover:
         """Copies what an operation needs. Returns false if the operation should run on the host."""
         driver = self.driver
         for weight in weights:
-            if weight.copy is not None and (weight.exposed or weight.seen != weight.state()):
+            if weight.copy is not None and weight.is_stale():
                 self.invalidate(weight)
         on_device, moves = driver.begin(self.operation(name, weights))
         if moves:

@@ -52,6 +52,14 @@ class Weight:
             return self.edits + owners[0].tensor._version
         return self.edits + sum([owner.tensor._version for owner in owners])
 
+    def is_stale(self) -> bool:
+        """Whether the copy may differ from the host's memory."""
+        owners = self.owners
+        if len(owners) == 1 and not self.exposed:
+            # As :meth:`state`, for each operation.
+            return self.seen != self.edits + owners[0].tensor._version
+        return self.exposed or self.seen != self.state()
+
     def fetch(self, device: torch.device, copies: Copies) -> None:
         """Copies to the device."""
         self.drop()
