@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
-import { hasWebGpu, openBrowser } from "./support/browsers.mjs";
+import { hasWebGpu, openBrowser, withBackend } from "./support/browsers.mjs";
 import { readSafetensors, relativeError } from "./support/safetensors.mjs";
 
 const BROWSERS = ["chromium", "firefox"];
@@ -20,20 +20,6 @@ before(async () => {
 after(async () => {
   for (const site of Object.values(sites)) await site.close();
 });
-
-/** Runs `program` in a page with a backend on `device`. */
-async function withBackend(site, device, program, argument) {
-  const text = `async (argument) => {
-    const cotensor = await import("cotensor");
-    const backend = await cotensor.createBackend(${JSON.stringify(device)}, { models: "/models/" });
-    try {
-      return await (${program})({ ...cotensor, backend }, argument);
-    } finally {
-      await backend.dispose();
-    }
-  }`;
-  return site.page.evaluate(`(${text})(${JSON.stringify(argument)})`);
-}
 
 for (const browser of BROWSERS) {
   for (const device of DEVICES) {
@@ -270,7 +256,7 @@ for (const browser of BROWSERS) {
       assert.match(seen.flag, /^Invalid doSample: true or false is required, not yes/);
       assert.match(seen.unknown, /^Invalid maxTokens: unknown/);
       assert.match(seen.onText, /^Invalid onText: .*decodes no text/);
-      assert.match(seen.rerank, /^Unsupported task: .*rerank/);
+      assert.match(seen.rerank, /^Invalid .*texts: rerank needs texts/);
       assert.match(seen.noText, /^Invalid text: /);
       assert.deepEqual([seen.half, seen.halves], ["embedding", "ranking"]);
       assert.match(seen.oneEmbedding, /^Invalid .*texts/);

@@ -40,8 +40,10 @@ test("texts without an image, tokens without a text, and budgets of missing devi
   const { text, input_ids } = await model.tokenize("a photo");
   assert.equal((await model.process({ text, input_ids })).task, "sentence-embedding");
   assert.match(await refusal(model.process({ text: { text, input_ids: [...input_ids].reverse() } })), /^Invalid input_ids: /);
+  assert.match(await refusal(model.process({ text, samplingrate: 8000 })), /^Invalid samplingrate: an unknown input; text, .* samplingRate are read/);
   assert.match(await refusal(model.process({ input_ids: [1, 2] })), /^Invalid text: a text is required, or tokens/);
-  assert.match(await refusal(bert(backend, { promptName: "query" }).process({ text })), /^Invalid promptName: pages do not read/);
+  assert.match(await refusal(bert(backend, { promptName: "question" }).process({ text })), /^Invalid prompt_name: the model has no prompt "question"/);
+  assert.match(await refusal(bert(backend, { encoder: { model: "m" } }).process({ text })), /^Invalid encoder: pages do not read/);
   assert.match(await refusal(bert(backend, { seed: 5n }).process({ text })), /^Invalid seed: /);
   assert.deepEqual(backend.getStats().devices.map(({ device, max_memory_bytes }) => [device, max_memory_bytes]), [["cpu", 2 ** 26]]);
   await backend.dispose();

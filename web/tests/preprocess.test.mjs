@@ -157,16 +157,25 @@ test("a long sound and a large picture are not copied into the module's memory",
   const long = new Float32Array(1 << 24);
   long.set(start);
   const file = wavOf(new Int16Array(1 << 25));
+  // Silence of MPEG 1, layer 3, 44,100 Hz, 320 kbit/s: 52 MB.
+  const compressed = mp3Of(50_000);
+  const picture = new Uint8Array(2 ** 28 + 1);
   const before = memory.buffer.byteLength;
   assert.deepEqual(of(long), expected);
   assert.deepEqual(takeArray(processor.process(file)).shape, [1, 80, 3000]);
-  assert.deepEqual([...soundLength(file)], [16_000, (1 << 25) / 16_000]);
+  assert.deepEqual([...soundLength(file)], [16_000, 1 << 25]);
+  assert.throws(() => imageSize(picture), { kind: "Invalid", message: /^image: a file of .*; at most 256/ });
   const bytes = new Uint8Array(long.buffer);
   assert.equal(hashes.identity("float32", [1 << 24], bytes), hashes.identity("float32", [1 << 24], bytes.slice()));
   assert.notEqual(hashes.identity("float32", [1 << 12, 1 << 12], bytes), hashes.identity("float32", [1 << 24], bytes));
   assert.throws(() => hashes.identity("float32", [1], bytes), { kind: "Invalid", message: /bytes do not fill/ });
   const grown = memory.buffer.byteLength - before;
   assert.ok(grown <= 2 << 20, `${grown} bytes`);
+  assert.deepEqual([...soundLength(compressed)], [44_100, 50_000 * 1152]);
+  assert.deepEqual(takeArray(processor.process(compressed)).shape, [1, 80, 3000]);
+  // The samples that the model reads, at both rates.
+  const decoded = memory.buffer.byteLength - before;
+  assert.ok(decoded <= 20 << 20 && decoded < compressed.length / 2, `${decoded} bytes`);
 });
 
 test("texts end with the positions of the encoder", async () => {
@@ -247,6 +256,15 @@ function bitmap(rgba, width, height) {
       file.set([blue, green, red], 54 + (height - 1 - y) * stride + x * 3);
     }
   }
+  return file;
+}
+
+/** An MP3 file of silent frames of 1152 samples. */
+function mp3Of(frames) {
+  const frame = new Uint8Array(1044);
+  frame.set([0xff, 0xfb, 0xe0, 0xc0]);
+  const file = new Uint8Array(frames * frame.length);
+  for (let index = 0; index < frames; index += 1) file.set(frame, index * frame.length);
   return file;
 }
 

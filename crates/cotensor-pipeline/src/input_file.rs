@@ -1,8 +1,11 @@
 //! A file with an image or a sound, as an input of a task.
 
+use super::long_sound::{LongSound, resampled};
 use cotensor_core::{ContentHash, Error, Result, size};
 use cotensor_preprocess::family::ModelConfig;
-use cotensor_preprocess::{Array, Audio, AudioLength, AudioProcessor, audio_length, decode_audio_start, resample};
+use cotensor_preprocess::{
+    Array, Audio, AudioLength, AudioProcessor, SoundReader, audio_length, decode_audio_start, resample,
+};
 use std::path::{Path, PathBuf};
 
 /// The most bytes of an input file.
@@ -83,6 +86,15 @@ impl InputFile {
         Ok(notices)
     }
 
+    /// A sound that is longer than the window of a model, window by window. `None` for another sound, and for a model without windows.
+    ///
+    /// # Errors
+    /// `Corrupt` when it cannot be decoded.
+    pub fn long_sound(&self, processor: &AudioProcessor) -> Result<Option<LongSound<'_>>> {
+        let open = || SoundReader::open(&self.bytes, processor.sample_rate_hz());
+        LongSound::open(self.audio_length()?, processor, open).map_err(|error| error.in_file(&self.path))
+    }
+
     /// Whether a sound is longer than the window of a model, as an input of a graph: `bool` `[1, 1]`.
     ///
     /// # Errors
@@ -93,15 +105,12 @@ impl InputFile {
     }
 }
 
-/// A notice about the change of a sample rate.
-pub(crate) fn resampled(from_hz: u32, to_hz: u32) -> Option<String> {
-    (from_hz != to_hz).then(|| format!("the audio was resampled from {from_hz} to {to_hz} Hz"))
-}
-
+/// Refuses a sound that is too short for a model.
+///
 /// # Errors
 /// `Invalid` for a sound with fewer samples than the convolutions of the model read for one row of features. Their sizes are
 /// fields of Wav2Vec2's config.json; models without them fill short sounds up.
-fn check_length(config: &ModelConfig<'_>, audio: &Audio) -> Result<()> {
+pub fn check_length(config: &ModelConfig<'_>, audio: &Audio) -> Result<()> {
     let sizes = |field| {
         let list = config.at(field).and_then(serde_json::Value::as_array)?;
         list.iter().map(serde_json::Value::as_u64).collect::<Option<Vec<u64>>>()

@@ -1,12 +1,10 @@
 //! Sounds that are longer than the window of a model.
 
-use super::input_file::{InputFile, resampled};
-use cotensor_core::{Error, Result};
-use cotensor_preprocess::{AudioProcessor, AudioWindows, SoundReader, audio_length};
+use cotensor_core::Result;
+use cotensor_preprocess::{AudioLength, AudioProcessor, AudioWindows, SoundReader};
 
 /// A sound that is longer than one window of the model. Reading it takes the memory of one window.
 pub struct LongSound<'a> {
-    file: &'a InputFile,
     reader: SoundReader<'a>,
     windows: AudioWindows,
     /// Samples behind the window.
@@ -17,17 +15,16 @@ pub struct LongSound<'a> {
 }
 
 impl<'a> LongSound<'a> {
-    /// `None` for a sound of one window, and for a model without windows. Reads the sound once for its loudest part, which
-    /// scales the features of all windows.
+    /// `None` for a sound of one window, and for a model without windows. `open` opens the sound at the model's sample rate. Reads it
+    /// once for its loudest part, which scales the features of all windows.
     ///
     /// # Errors
-    /// `Corrupt` when the sound cannot be decoded.
-    pub fn open(file: &'a InputFile, processor: &AudioProcessor) -> Result<Option<Self>> {
-        Self::opened(file, processor).map_err(|error| error.in_file(file.path()))
-    }
-
-    fn opened(file: &'a InputFile, processor: &AudioProcessor) -> Result<Option<Self>> {
-        let length = audio_length(file.bytes())?;
+    /// Those of `open` and of the reader.
+    pub fn open(
+        length: AudioLength,
+        processor: &AudioProcessor,
+        open: impl Fn() -> Result<SoundReader<'a>>,
+    ) -> Result<Option<Self>> {
         let (rate_hz, to_hz) = (length.sample_rate_hz, processor.sample_rate_hz());
         let read = || {
             let Some(windows) = processor.windows() else { return Ok(None) };
@@ -35,8 +32,7 @@ impl<'a> LongSound<'a> {
             if !windows.is_longer(usize::try_from(samples).unwrap_or(usize::MAX)) {
                 return Ok(None);
             }
-            let reader = SoundReader::open(file.bytes(), to_hz)?;
-            Ok::<_, Error>(Some(Self { file, reader, windows, rest: Vec::new(), rate_hz, ended: false }))
+            open().map(|reader| Some(Self { reader, windows, rest: Vec::new(), rate_hz, ended: false }))
         };
         let (Some(mut first), Some(mut sound)) = (read()?, read()?) else { return Ok(None) };
         while let Some(windows) = first.window()? {
@@ -51,7 +47,7 @@ impl<'a> LongSound<'a> {
     /// # Errors
     /// `Corrupt` when the sound cannot be decoded.
     pub fn window(&mut self) -> Result<Option<&mut AudioWindows>> {
-        self.fill().map_err(|error| error.in_file(self.file.path()))?;
+        self.fill()?;
         Ok((!self.windows.is_done()).then_some(&mut self.windows))
     }
 
@@ -77,4 +73,9 @@ impl<'a> LongSound<'a> {
     pub fn notice(&self) -> Option<String> {
         resampled(self.rate_hz, self.windows.sample_rate_hz())
     }
+}
+
+/// A notice about the change of a sample rate.
+pub(crate) fn resampled(from_hz: u32, to_hz: u32) -> Option<String> {
+    (from_hz != to_hz).then(|| format!("the audio was resampled from {from_hz} to {to_hz} Hz"))
 }

@@ -1,20 +1,34 @@
 //! The scores of texts for an input text.
 
-use super::answer::{Answer, Output};
-use super::definition::User;
+use super::answer::{Answer, Output, StageOutput};
+use cotensor_core::{Error, Result};
 use cotensor_preprocess::ScoreFunction;
-use cotensor_preprocess::family::LOGITS;
+use cotensor_preprocess::family::{LOGITS, Task};
 
-/// The answer for the logit of each text of the user, with the number of tokens and whether the text was cut off.
+/// The logit of a pair of texts, from the last output of a cross-encoder.
+///
+/// # Errors
+/// `Unsupported` for an output of another shape, and for a classifier with several labels; `Engine` for numbers that overflow.
+pub fn pair_logit(task: &Task, last: StageOutput<'_>) -> Result<f32> {
+    match last.width(task, None)? {
+        1 => Ok(last.values[0]),
+        width => {
+            let message = format!("a reranker gives one number for a pair of texts; this model gives {width}");
+            Err(Error::unsupported(message).in_field(LOGITS))
+        }
+    }
+}
+
+/// The answer for the logit of each text, with the number of tokens and whether the text was cut off.
 pub fn scored(
-    user: &User,
+    texts: &[String],
     function: ScoreFunction,
     logits: &[f32],
     tokens: &[f32],
     truncated: &[f32],
 ) -> (Answer, Vec<Output>) {
     let scores: Vec<f32> = logits.iter().map(|&logit| function.score(logit)).collect();
-    let texts = descending(logits).into_iter().map(|at| (user.texts[at].clone(), scores[at])).collect();
+    let texts = descending(logits).into_iter().map(|at| (texts[at].clone(), scores[at])).collect();
     let output = |name: &str, values: &[f32]| Output::new(name, &[values.len()], values);
     let outputs = vec![
         output("scores", &scores),

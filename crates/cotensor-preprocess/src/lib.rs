@@ -17,8 +17,8 @@ pub mod text;
 
 pub use array::Array;
 pub use audio::{
-    Audio, AudioBytes, AudioLength, AudioProcessor, AudioWindows, ByteFormat, Resampling, SoundReader, audio_length,
-    audio_length_of, check_samples, decode_audio, decode_audio_start, decode_audio_start_of, resample,
+    Audio, AudioBytes, AudioLength, AudioProcessor, AudioWindows, ByteFormat, ReadPart, Resampling, SoundReader,
+    audio_length, audio_length_of, check_samples, decode_audio, decode_audio_start, decode_audio_start_of, resample,
 };
 pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
 pub use image::{ImageProcessor, decode_image, image_of_pixels, image_size};

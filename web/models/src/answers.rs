@@ -8,10 +8,10 @@ use crate::text::{TextProcessor, Tokens};
 use cotensor_core::Error;
 use cotensor_pipeline::{
     AnswerFiles, Answered, LABELS_FILE, Labels, LogitScale, OWN_HEAD, Output, Question, StageOutput, Text,
-    outputs_read, read_answer,
+    outputs_read, pair_logit, read_answer, scored,
 };
 use cotensor_preprocess::family::{Family, ModelConfig};
-use cotensor_preprocess::{CtcDecoder, SentenceProcessor};
+use cotensor_preprocess::{CtcDecoder, ScoreFunction, SentenceProcessor};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -91,6 +91,7 @@ pub struct AnswerReader {
     sentence: Option<Rc<SentenceProcessor>>,
     ctc: Option<CtcDecoder>,
     scale: Option<LogitScale>,
+    score: Option<ScoreFunction>,
 }
 
 #[wasm_bindgen]
@@ -100,7 +101,8 @@ impl AnswerReader {
     pub fn new(family: &ModelFamily, name: &str) -> Self {
         let config = family.config().values.clone();
         let folder = PathBuf::from(name);
-        Self { family: family.def(), config, folder, labels: None, text: None, sentence: None, ctc: None, scale: None }
+        let (labels, text, sentence, ctc, scale, score) = (None, None, None, None, None, None);
+        Self { family: family.def(), config, folder, labels, text, sentence, ctc, scale, score }
     }
 
     /// Reads the content of labels.json, once.
@@ -151,6 +153,47 @@ impl AnswerReader {
         let ScaleRequest { scale, bias, source, untrained } = parsed(scale, "scale")?;
         self.scale = Some(LogitScale { scale, bias, source, untrained });
         Ok(())
+    }
+
+    /// Reads the function from the logit of a pair of texts to its score, once.
+    ///
+    /// # Errors
+    /// `Corrupt` when a file is not JSON, `Unsupported` for another function; the error names file and field.
+    #[wasm_bindgen(js_name = setScoreFunction)]
+    pub fn set_score_function(&mut self, files: &ConfigFiles) -> Result<()> {
+        if self.score.is_none() {
+            self.score = Some(ScoreFunction::open(files, &self.config)?);
+        }
+        Ok(())
+    }
+
+    /// The logit of a pair of texts, from the last output of a task of scores.
+    ///
+    /// # Errors
+    /// `Unsupported` for an output of another shape, and for several labels; `Engine` for numbers that overflow.
+    #[wasm_bindgen(js_name = pairLogit)]
+    pub fn pair_logit(&self, task: &str, output: &NamedNumbers) -> Result<f32> {
+        let Output { name, shape, values } = &output.0;
+        Ok(pair_logit(self.family.task(task)?, StageOutput { name, shape, values })?)
+    }
+
+    /// The answer for the logit of each text beside another text. `tokens` counts those of each pair, and `truncated` is 1 for a
+    /// pair that was cut off.
+    ///
+    /// # Errors
+    /// `Invalid` for lists of different lengths.
+    pub fn scores(
+        &self,
+        texts: Vec<String>,
+        logits: &[f32],
+        tokens: &[f32],
+        truncated: &[f32],
+    ) -> Result<AnswerWithNumbers> {
+        if [logits, tokens, truncated].iter().any(|list| list.len() != texts.len()) {
+            return Err(Error::invalid(format!("a number for each of {} texts is required", texts.len())).into());
+        }
+        let function = self.score.ok_or_else(|| unset("score"))?;
+        Ok(AnswerWithNumbers(scored(&texts, function, logits, tokens, truncated).into()))
     }
 
     /// The outputs of stages, as `ROLE.OUTPUT`, that the answer of a task is read from; none if it is read from the last output

@@ -2,6 +2,8 @@
 
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_graph::{GraphFiles, check_location};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use wasm_bindgen::prelude::*;
@@ -32,6 +34,7 @@ extern "C" {
 extern "C" {
     /// A `Float32Array`.
     #[wasm_bindgen(js_name = Float32Array, typescript_type = "Float32Array")]
+    #[derive(Clone)]
     pub type Floats;
 
     #[wasm_bindgen(method, getter, js_name = length)]
@@ -45,11 +48,15 @@ extern "C" {
 }
 
 impl Floats {
-    /// A copy of the first numbers: of `most` at most.
-    pub(crate) fn start(&self, most: usize) -> Vec<f32> {
-        let count = most.min(self.count() as usize);
+    pub(crate) fn len(&self) -> usize {
+        self.count() as usize
+    }
+
+    /// A copy of the numbers from `at` on: of `most` at most.
+    pub(crate) fn copied(&self, at: usize, most: usize) -> Vec<f32> {
+        let count = most.min(self.len().saturating_sub(at));
         let mut floats = vec![0.0; count];
-        copy_floats(&mut floats, &self.part(0.0, count as f64));
+        copy_floats(&mut floats, &self.part(at as f64, (at + count) as f64));
         floats
     }
 }
@@ -114,6 +121,42 @@ impl Seek for BytesReader<'_> {
         };
         self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
         Ok(self.at)
+    }
+}
+
+thread_local! {
+    /// The files that decoders of sounds read, by number. The decoders want sources that other threads may use, and a value of
+    /// JavaScript is not one.
+    static OPEN_FILES: RefCell<HashMap<u64, Bytes>> = RefCell::default();
+}
+
+/// A file in [`OPEN_FILES`], until it is dropped.
+pub(crate) struct OpenFile(u64);
+
+impl OpenFile {
+    pub(crate) fn new(bytes: &Bytes) -> Self {
+        OPEN_FILES.with_borrow_mut(|files| {
+            let number = files.keys().max().map_or(0, |last| last + 1);
+            files.insert(number, bytes.clone());
+            Self(number)
+        })
+    }
+
+    /// Fills `target` from byte `offset`.
+    ///
+    /// # Errors
+    /// As [`Bytes::read`].
+    pub(crate) fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        OPEN_FILES.with_borrow(|files| {
+            let file = files.get(&self.0).ok_or_else(|| Error::not_found("the file was closed"))?;
+            file.read(offset as u64, target)
+        })
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        OPEN_FILES.with_borrow_mut(|files| files.remove(&self.0));
     }
 }
 

@@ -119,11 +119,24 @@ impl Decoder {
 }
 
 fn ports(ports: Vec<PortOfPage>) -> Result<Vec<Port>> {
-    let port = |PortOfPage { name, dtype: of_page, shape }| {
+    ports.into_iter().map(Port::try_from).collect()
+}
+
+/// An input of a graph that JavaScript passes as JSON.
+///
+/// # Errors
+/// `Invalid` for another JSON.
+pub(crate) fn port_of(text: &str) -> Result<Port> {
+    parsed::<PortOfPage>(text, "port")?.try_into()
+}
+
+impl TryFrom<PortOfPage> for Port {
+    type Error = Error;
+
+    fn try_from(PortOfPage { name, dtype: of_page, shape }: PortOfPage) -> Result<Self> {
         let dims = shape.iter().map(|dim| usize::try_from(dim.as_u64()?).ok()).collect();
-        Ok(Port { name, dtype: Some(dtype(&of_page)?), dims: Some(dims) })
-    };
-    ports.into_iter().map(port).collect()
+        Ok(Self { name, dtype: Some(dtype(&of_page)?), dims: Some(dims) })
+    }
 }
 
 impl DecoderHost for Decoder {

@@ -149,15 +149,16 @@ impl ModelFamily {
         Ok(check_architecture(&self.config(), self.family.task(task)?)?)
     }
 
-    /// The task that reads inputs of exactly the types `given`. `name` is the model's, for errors.
+    /// The task that reads inputs of exactly the types `given`. `has_pairs` tells that there are texts to compare with the text.
+    /// `name` is the model's, for errors.
     ///
     /// # Errors
     /// `Invalid` when no task fits; the message lists the tasks.
     #[wasm_bindgen(js_name = defaultTask)]
-    pub fn default_task(&self, name: &str, given: Vec<String>) -> Result<String> {
+    pub fn default_task(&self, name: &str, given: Vec<String>, has_pairs: bool) -> Result<String> {
         let given: Vec<Medium> =
             Medium::ALL.into_iter().filter(|medium| given.iter().any(|each| each == medium.name())).collect();
-        let task = default_task(&self.config(), name, &given, false);
+        let task = default_task(&self.config(), name, &given, has_pairs);
         Ok(task.map_err(|error| error.in_field("task"))?.name.clone())
     }
 }

@@ -1,6 +1,7 @@
 //! Image preprocessing.
 
 use crate::arrays::ArrayHandle;
+use crate::bytes::Bytes;
 use crate::errors::Result;
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
@@ -9,8 +10,8 @@ use cotensor_pipeline::image_mask;
 use cotensor_preprocess::{decode_image, image_of_pixels, image_size};
 use wasm_bindgen::prelude::*;
 
-/// The most bytes of an input file.
-const INPUT_BYTES_MAX: u64 = 1 << 30;
+/// The most bytes of an image file, which is in the module's memory while it is decoded.
+const IMAGE_BYTES_MAX: u64 = 256 << 20;
 
 /// The image preprocessing of a model.
 #[wasm_bindgen]
@@ -31,10 +32,9 @@ impl ImageProcessor {
     /// The model's input for an image file (PNG, JPEG, WebP or BMP): `[1, 3, height, width]`, `float32`.
     ///
     /// # Errors
-    /// `Corrupt` when the file cannot be decoded, `Invalid` for an image past the limits or without pixels.
-    pub fn process(&self, file: &[u8]) -> Result<ArrayHandle> {
-        check_file(file.len() as u64, "image")?;
-        Ok(self.0.process(&decode_image(file)?)?.into())
+    /// `Corrupt` when the file cannot be decoded, `Invalid` for a file or an image past the limits, or without pixels.
+    pub fn process(&self, file: &Bytes) -> Result<ArrayHandle> {
+        Ok(self.0.process(&decode_image(&copied(file)?)?)?.into())
     }
 
     /// As [`process`](Self::process), for pixels: red, green, blue and opacity of each, row by row. Opacity is dropped.
@@ -68,16 +68,26 @@ impl ImageProcessor {
 /// # Errors
 /// As [`ImageProcessor::process`].
 #[wasm_bindgen(js_name = imageSize)]
-pub fn size_of_image(file: &[u8]) -> Result<Vec<u32>> {
-    check_file(file.len() as u64, "image")?;
-    let (width, height) = image_size(file)?;
+pub fn size_of_image(file: &Bytes) -> Result<Vec<u32>> {
+    let (width, height) = image_size(&copied(file)?)?;
     Ok(vec![width, height])
 }
 
-/// Refuses a file of too many bytes.
-pub(crate) fn check_file(bytes: u64, field: &str) -> Result<()> {
-    if bytes > INPUT_BYTES_MAX {
-        let message = format!("{}; at most {} are read", size(bytes), size(INPUT_BYTES_MAX));
+/// The bytes of an image file.
+///
+/// # Errors
+/// `Invalid` for a file of too many bytes.
+fn copied(file: &Bytes) -> Result<Vec<u8>> {
+    check_file(file.len(), IMAGE_BYTES_MAX, "image")?;
+    let mut bytes = vec![0; file.len() as usize];
+    file.read(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Refuses a file of more than `most` bytes.
+pub(crate) fn check_file(bytes: u64, most: u64, field: &str) -> Result<()> {
+    if bytes > most {
+        let message = format!("a file of {}; at most {} are read", size(bytes), size(most));
         return Err(Error::invalid(message).in_field(field).into());
     }
     Ok(())

@@ -1,9 +1,12 @@
 //! Sentence embeddings.
 
+use crate::arrays::ArrayHandle;
 use crate::errors::Result;
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use cotensor_core::Error;
+use cotensor_graph::Port;
+use cotensor_pipeline::task_value;
 use cotensor_preprocess::SentenceProcessor;
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
@@ -38,15 +41,38 @@ impl SentencePooling {
     /// The text before each text: the prompt of this name, or the default prompt.
     ///
     /// # Errors
-    /// `Invalid` for an unknown name; the message lists the names.
+    /// `Invalid` for an unknown name; the message lists the names. `Unsupported` for texts that are tokenized in another way.
     pub fn prompt(&self, name: Option<String>) -> Result<String> {
+        self.0.check_input()?;
         Ok(self.0.prompt(name.as_deref())?.to_owned())
+    }
+
+    /// The number of the task that the prompt of this name, or the default prompt, belongs to; nothing if the graph does not read it
+    /// (`is_read`) and none is named.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is not a task, `Unsupported` for a model without tasks, and for a graph that does not read the task.
+    pub fn task(&self, name: Option<String>, is_read: bool) -> Result<Option<u32>> {
+        let number = self.0.task(name.as_deref(), is_read)?;
+        Ok(number.and_then(|number| u32::try_from(number).ok()))
     }
 
     /// An embedding with the configured number of dimensions.
     pub fn truncated(&self, mut embedding: Vec<f32>) -> Vec<f32> {
         self.0.truncate(&mut embedding);
         embedding
+    }
+
+    /// The number of a task for the input `name` of a graph, for `count` texts. `dims` is the input's shape, with 0 for a dimension that
+    /// varies.
+    ///
+    /// # Errors
+    /// `Unsupported` for an input of another shape.
+    #[wasm_bindgen(js_name = taskInput)]
+    pub fn task_input(name: String, dims: Vec<u32>, task: u32, count: usize) -> Result<ArrayHandle> {
+        let dims = dims.into_iter().map(|dim| (dim > 0).then_some(dim as usize)).collect();
+        let port = Port { name, dtype: None, dims: Some(dims) };
+        Ok(task_value(&port, Some(task.into()), count)?.into())
     }
 
     /// The embedding of one text from its hidden states, `width` numbers for each token. `mask` is 0 for padding, else 1;

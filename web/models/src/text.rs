@@ -38,11 +38,10 @@ impl TextProcessor {
     /// This tokenizer with the limits of sentence embeddings.
     ///
     /// # Errors
-    /// `Invalid` when the limit leaves no room for text, `Unsupported` for texts that are tokenized in another way.
+    /// `Invalid` when the limit leaves no room for text.
     #[wasm_bindgen(js_name = forSentences)]
     pub fn for_sentences(&self, sentence: &SentencePooling) -> Result<TextProcessor> {
         let pooling = &sentence.0;
-        pooling.check_input()?;
         let text = self.text.for_sentences(pooling.max_tokens(self.text.max_tokens()), pooling.lowercases())?;
         Ok(Self { text: Rc::new(text), family: Rc::clone(&self.family) })
     }

@@ -12,7 +12,7 @@ use cotensor_pipeline::{
     expanded, first_inputs, image_token, prompt_of, spoken_language, token_text,
 };
 use cotensor_preprocess::family::AnswerKind;
-use cotensor_preprocess::generation::{FILE, GenerationConfig, is_text, languages, speech_prompt};
+use cotensor_preprocess::generation::{FILE, GenerationConfig, Timestamps, is_text, languages, speech_prompt};
 use cotensor_preprocess::{ChatTemplate, find_json};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,8 +22,8 @@ use wasm_bindgen::prelude::*;
 #[wasm_bindgen]
 pub struct Generation {
     config: Rc<GenerationConfig>,
-    /// The parameters for texts with timestamps.
-    timed: Option<GenerationConfig>,
+    /// The parameters for texts with timestamps, and their rules.
+    timed: Option<(GenerationConfig, Timestamps)>,
     family: Rc<ModelFamily>,
     chat: cotensor_core::Result<Option<ChatTemplate>>,
     is_text: IsText,
@@ -39,7 +39,7 @@ impl Generation {
     pub fn new(files: &ConfigFiles, family: &ModelFamily, task: &str) -> Result<Generation> {
         let found = find_json(files, FILE)?;
         let open = || GenerationConfig::of(&family.config(), found.as_ref(), task);
-        let (config, timed) = (open()?, open()?.with_timestamps()?.map(|(timed, _)| timed));
+        let (config, timed) = (open()?, open()?.with_timestamps()?);
         let is_text = match family.def().task(task)?.answer {
             AnswerKind::Transcript => is_text,
             _ => |_: &_, _| true,
@@ -162,8 +162,16 @@ impl Generation {
 }
 
 impl Generation {
+    /// The rules of timestamps, if the model has them.
+    pub(crate) fn timestamps(&self) -> Option<Timestamps> {
+        self.timed.as_ref().map(|(_, timestamps)| *timestamps)
+    }
+
     fn timed(&self) -> cotensor_core::Result<&GenerationConfig> {
-        self.timed.as_ref().ok_or_else(|| Error::unsupported("the model has no timestamps").in_field("timestamps"))
+        self.timed
+            .as_ref()
+            .map(|(timed, _)| timed)
+            .ok_or_else(|| Error::unsupported("the model has no timestamps").in_field("timestamps"))
     }
 }
 
@@ -248,6 +256,6 @@ fn token(id: i64) -> cotensor_core::Result<u32> {
 
 /// # Errors
 /// As [`token`].
-fn tokens(ids: Vec<i64>) -> cotensor_core::Result<Vec<u32>> {
+pub(crate) fn tokens(ids: Vec<i64>) -> cotensor_core::Result<Vec<u32>> {
     ids.into_iter().map(token).collect()
 }

@@ -12,6 +12,8 @@ export type Answer =
   | { readonly type: "tokens"; readonly tokens: readonly [token: string, label: string][] }
   /** The texts with their cosine similarity and their probability among the texts, best first. */
   | { readonly type: "ranking"; readonly texts: readonly [text: string, cosine: number, probability: number][] }
+  /** The texts with their scores for the text of the input, best first. */
+  | { readonly type: "scores"; readonly texts: readonly [text: string, score: number][] }
   /** The objects in an image, in the order in which the model gives them. */
   | { readonly type: "objects"; readonly objects: readonly DetectedObject[] }
   /** A vector. */

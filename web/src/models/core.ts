@@ -8,6 +8,7 @@ import init, { ContentHasher, GraphFile, arrayIdentity, outputIdentity, stageKey
 
 export {
   AnswerReader,
+  AnswerWithNumbers,
   ArrayHandle,
   AudioProcessor,
   CheckpointHeader,
@@ -19,7 +20,9 @@ export {
   ImageProcessor,
   ModelFamily,
   NamedNumbers,
+  PairPrompts,
   SentencePooling,
+  SpeechWindows,
   StageGraph,
   TextProcessor,
   Tokens,
@@ -122,6 +125,14 @@ export interface SpokenLanguage {
   readonly probability: number;
   /** The scores of all languages. */
   readonly scores: readonly number[];
+}
+
+/** What `SpeechWindows.advance` returns, as JSON. */
+export interface WrittenWindow {
+  /** The tokens of the window's segments. */
+  readonly tokens: readonly number[];
+  /** The pieces of the text that they complete. */
+  readonly pieces: readonly string[];
 }
 
 /** Loads the module, once. After a failed attempt, the next call tries again. Everything else here works after it. */

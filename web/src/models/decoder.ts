@@ -21,14 +21,15 @@ export class Decoder {
     private readonly first: ModelStage,
     private readonly next: ModelStage,
     private readonly embedding: ModelStage | undefined,
+    private readonly give: (piece: string) => void,
   ) {}
 
-  /** A decoder of the model of `run`, whose roles are the graphs of a task without the encoder. */
-  static async open(run: Run, roles: readonly string[]): Promise<Decoder> {
+  /** A decoder of the model of `run`, whose roles are the graphs of a task without the encoder. `give` gets the text piece by piece. */
+  static async open(run: Run, roles: readonly string[], give: (piece: string) => void = () => undefined): Promise<Decoder> {
     const embed = run.model.decoder?.embed;
     const [first, next] = await Promise.all(roles.slice(0, 2).map((role) => run.model.stage(role)));
     if (!first) throw new CotensorError("Unsupported", `${run.model.name}: the model has no decoder`);
-    return new Decoder(run, first, next ?? first, embed ? await run.model.stage(embed) : undefined);
+    return new Decoder(run, first, next ?? first, embed ? await run.model.stage(embed) : undefined, give);
   }
 
   /** The graph that reads the beginning, and the one that continues it, as JSON. */
@@ -63,6 +64,7 @@ export class Decoder {
 
   /** Runs a graph, keeps `outputs` as the `inputs` of later runs, and gives the last row of the logits. */
   async run(isFirst: boolean, names: readonly string[], values: readonly (Input | ArrayHandle)[], outputs: readonly string[], inputs: readonly string[]): Promise<Float32Array> {
+    await nextTurn();
     this.owner.call.signal?.throwIfAborted();
     const given = values.map((value, index): [string, Input] => [names[index] ?? "", value instanceof ArrayHandle ? takeArray(value) : value]);
     const stage = isFirst ? this.first : this.next;
@@ -83,7 +85,7 @@ export class Decoder {
 
   /** Gives the program a piece of the text. */
   async text(piece: string): Promise<void> {
-    this.owner.give(piece);
+    this.give(piece);
   }
 
   dispose(): void {
@@ -98,7 +100,7 @@ export class Decoder {
 }
 
 /** The last row of logits `[1, tokens, vocabulary]`. */
-async function lastRow(run: Run, logits: Tensor): Promise<Float32Array> {
+export async function lastRow(run: Run, logits: Tensor): Promise<Float32Array> {
   const [, rows = 0, width = 0] = logits.shape;
   if (logits.shape.length !== 3 || rows === 0) {
     throw new CotensorError("Unsupported", `${run.model.name}: logits of shape [${logits.shape.join(", ")}]; [1, tokens, vocabulary] is required`);
@@ -110,4 +112,16 @@ async function lastRow(run: Run, logits: Tensor): Promise<Float32Array> {
   } finally {
     row.dispose();
   }
+}
+
+/** Lets the events of this thread run: messages, and what a user does. An engine on the CPU runs from token to token without a pause otherwise. */
+function nextTurn(): Promise<void> {
+  const { port1, port2 } = new MessageChannel();
+  return new Promise((resolve) => {
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(undefined);
+  });
 }

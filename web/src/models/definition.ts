@@ -1,4 +1,5 @@
 // The descriptions of families and tasks that the module of models gives as JSON. The data is families.toml of the Rust side.
+import type { Port } from "../engine/api.js";
 import type { Kind } from "../types.js";
 
 /** One graph of a model. */
@@ -93,9 +94,21 @@ export interface FamilyDescription {
 /** The name of the output of heads. */
 export const LOGITS = "logits";
 
-/** The source of an input of the stage. */
+/** The source of an input of the stage. A name that ends with `*` stands for all inputs that begin so. */
 export function sourceOf(def: StageDef, input: string): string | undefined {
-  return def.inputs[input] ?? def.inputs_optional[input];
+  const byStart = Object.keys(def.inputs_optional).find((name) => name.endsWith("*") && input.startsWith(name.slice(0, -1)));
+  return def.inputs[input] ?? def.inputs_optional[input] ?? (byStart === undefined ? undefined : def.inputs_optional[byStart]);
+}
+
+/** The dimensions of an input as the module reads them: 0 for one that varies. */
+export function dimensionsOf({ shape }: Port): Uint32Array {
+  return Uint32Array.from(shape, (dimension) => (typeof dimension === "number" ? dimension : 0));
+}
+
+/** The number of tokens of each text that a graph reads, if it is fixed. */
+export function fixedLength(def: StageDef, inputs: readonly Port[]): number | undefined {
+  const tokens = inputs.find(({ name }) => sourceOf(def, name) === "text.ids")?.shape[1];
+  return typeof tokens === "number" ? tokens : undefined;
 }
 
 /** Whether an input of the stage comes from `medium`. */

@@ -1,11 +1,11 @@
 // Sentence embeddings of many texts: texts of similar length run together, and each embedding is computed once.
-import type { Input, RunResult } from "../engine/api.js";
+import type { Input, Port, RunResult } from "../engine/api.js";
 import { publishArray } from "../engine/results.js";
 import { CotensorError } from "../errors.js";
 import type { Tensor } from "../tensor.js";
 import type { Answer, Output } from "./answers.js";
 import { hashes, runLength } from "./core.js";
-import { sourceOf, type StageDef } from "./definition.js";
+import { fixedLength, sourceOf, type StageDef } from "./definition.js";
 import type { Run } from "./run.js";
 import type { ModelStage } from "./stages.js";
 import type { TokenRows } from "./token_rows.js";
@@ -52,22 +52,28 @@ class Embedder {
     private readonly length: number | undefined,
     /** Whether each text runs alone, because a run of several would give it other numbers. */
     private readonly runsAlone: boolean,
+    /** The number of the prompt's task, for a graph that reads it. */
+    private readonly task: number | undefined,
   ) {}
 
   static async open(run: Run, role: string): Promise<Embedder> {
     const { model, task } = run;
     const [def, stage] = [model.def(role), await model.stage(role)];
-    const [rows, tokens] = stage.inputs.find(({ name }) => sourceOf(def, name) === "text.ids")?.shape ?? [];
+    const [rows] = stage.inputs.find(({ name }) => sourceOf(def, name) === "text.ids")?.shape ?? [];
+    const tokens = fixedLength(def, stage.inputs);
     const filled = def.fills_texts ? model.text.maxTokens : undefined;
     const names = stage.inputs.map(({ name }) => name);
     const missing = Object.keys(def.inputs).find((name) => !names.includes(name));
     if (missing !== undefined) throw new CotensorError("Unsupported", `${model.name}: the graph has no input ${missing}; export the model with it`);
     // Without a mask, a text may depend on the padding of its row.
-    const isMasked = names.some((name) => sourceOf(def, name) === "text.mask");
-    if (!isMasked && typeof tokens === "number") throw new CotensorError("Unsupported", `${model.name}: the graph reads texts of one length without a mask of their tokens; export the model with a mask`);
-    const runsAlone = typeof rows === "number" || !isMasked || (await model.joinsRows(role));
-    if (model.poolingNotice !== undefined) run.notices.push(model.poolingNotice);
-    return new Embedder(run, def, stage, model.outputOf(stage, task), typeof tokens === "number" ? tokens : filled, runsAlone);
+    const hasInput = (source: string): boolean => names.some((name) => sourceOf(def, name) === source);
+    const isMasked = hasInput("text.mask");
+    if (!isMasked && tokens !== undefined) throw new CotensorError("Unsupported", `${model.name}: the graph reads texts of one length without a mask of their tokens; export the model with a mask`);
+    const runsAlone = typeof rows === "number" || !isMasked || hasInput("cache.empty") || (await model.joinsRows(role));
+    const number = model.processors.sentence.task(run.options.promptName, hasInput("text.task"));
+    const { notice } = model.processors.sentence;
+    if (notice !== undefined) run.notices.push(notice);
+    return new Embedder(run, def, stage, model.outputOf(stage, task), tokens ?? filled, runsAlone, number);
   }
 
   /** Whether the graph gives embeddings, and not a row for each token. */
@@ -78,7 +84,7 @@ class Embedder {
   /** The embeddings of texts. `first` is the number of the first one, for notices. */
   async embed(texts: readonly string[], first: number): Promise<Float32Array[]> {
     const { run } = this;
-    const tokens = run.model.sentenceTokens(texts, this.length);
+    const tokens = run.model.processors.sentenceTokens(texts, run.options.promptName, this.length);
     tokens.truncated.forEach((truncated, row) => {
       if (truncated) run.notices.push(`text ${first + row}: truncated to ${tokens.counts[row] ?? 0} tokens`);
     });
@@ -108,9 +114,9 @@ class Embedder {
     const { model, holder } = run;
     const { store, computations } = model.backend;
     if (stage.space === undefined) return compute();
-    const read = BigInt64Array.from([BigInt(model.promptTokens), ...tokens.ids(row)]);
+    const read = BigInt64Array.from([BigInt(this.#promptTokens), BigInt(this.task ?? -1), ...tokens.ids(row)]);
     const identity = hashes.identity("int64", [read.length], new Uint8Array(read.buffer));
-    const key = model.keyOnce(stage, LABEL, [stage.space, model.sentenceFingerprint(this.#isPooled), identity]);
+    const key = model.keyOnce(stage, LABEL, [stage.space, model.processors.sentence.fingerprint(this.#isPooled), identity]);
     const name = `${def.role}.${LABEL.replace(" ", "_")}/${key}`;
     const { outputs } = await computations.once({ key, names: [name], kind: def.kind, holder }, async (): Promise<RunResult> => {
       const start = performance.now();
@@ -157,9 +163,10 @@ class Embedder {
   async #run(tokens: TokenRows, rows: readonly number[]): Promise<Float32Array[]> {
     const { run, stage, def, output } = this;
     const inputs: Record<string, Input> = {};
-    for (const { name } of stage.inputs) {
+    for (const port of stage.inputs) {
+      const { name } = port;
       const source = sourceOf(def, name);
-      const input = source === undefined ? undefined : tokens.input(source, rows);
+      const input = source === undefined ? undefined : (this.#inputOf(source, port, rows) ?? tokens.input(source, rows));
       if (!input) throw new CotensorError("Unsupported", `${run.model.name}: ${def.role}: no text gives its input ${name}`);
       inputs[name] = input;
     }
@@ -180,8 +187,20 @@ class Embedder {
     }
   }
 
+  /** An input that does not come from the tokens. */
+  #inputOf(source: string, port: Port, rows: readonly number[]): Input | undefined {
+    const { model } = this.run;
+    if (source === "text.task" && this.task !== undefined) return model.processors.taskInput(port, this.task, rows.length);
+    return source === "cache.empty" ? model.processors.emptyCache(port) : undefined;
+  }
+
+  get #promptTokens(): number {
+    return this.run.model.processors.promptTokens(this.run.options.promptName);
+  }
+
   #embedding(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
-    const embedding = this.#isPooled ? this.run.model.truncated(rows) : this.run.model.pool(rows, width, mask);
+    const { processors } = this.run.model;
+    const embedding = this.#isPooled ? processors.truncated(rows) : processors.pool(rows, width, mask, this.#promptTokens);
     if (embedding.every(Number.isFinite)) return embedding;
     throw new CotensorError("Engine", `${this.run.task.name}: the output has a number that is not finite`);
   }

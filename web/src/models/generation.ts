@@ -33,7 +33,7 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
     prompt = [generation.start(), ...text];
   }
   const continues = task.prompt || (task.begins && inputs.text !== undefined);
-  const tokens = await decode(run, decoders, prompt, read, continues);
+  const tokens = await decode(run, decoders, prompt, read, { continues });
   const answer: Answer = {
     type: "text",
     text: model.text.decodeAfter(Uint32Array.from(continues ? prompt : []), tokens),
@@ -43,21 +43,26 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
   return { answer, outputs: [tokensOutput(tokens)] };
 }
 
-/**
- * The tokens that a decoder writes after `prompt`, whose text they continue if `continues`. `read`: the other inputs of its graphs. Equal decodings
- * are computed once.
- */
-export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], continues = false): Promise<Uint32Array> {
+/** How a decoder writes after a prompt. */
+export interface DecodeOptions {
+  /** Whether the tokens continue the text of the prompt. */
+  readonly continues?: boolean;
+  /** Whether the text is a window of speech with timestamps. The program does not get its pieces here. */
+  readonly isWindow?: boolean;
+}
+
+/** The tokens that a decoder writes after `prompt`. `read`: the other inputs of its graphs. Equal decodings are computed once. */
+export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], { continues = false, isWindow = false }: DecodeOptions = {}): Promise<Uint32Array> {
   const { model, task, options } = run;
-  const decoding = model.generation(task.name).decode(model.text, Uint32Array.from(prompt), continues, userOf(model.name, task, options), false);
+  const decoding = model.generation(task.name).decode(model.text, Uint32Array.from(prompt), continues, userOf(model.name, task, options), isWindow);
   try {
-    run.notices.push(...decoding.notices());
+    run.note(...decoding.notices());
     const graphs = [...roles, ...(model.decoder?.embed ? [model.decoder.embed] : [])];
     const identities = read.map((value) => identity(hashes, value));
     // Whether this call decodes; another one may.
     let isOurs = false;
     const tokens = await run.once(graphs, task.name, [...identities, decoding.settingsHash(), tokensHash(prompt)], async () => {
-      const decoder = await Decoder.open(run, roles);
+      const decoder = await Decoder.open(run, roles, isWindow ? undefined : (piece) => run.give(piece));
       isOurs = true;
       try {
         return Uint32Array.from(await runTask<number[]>(decoding.run(decoder)));
@@ -65,8 +70,8 @@ export async function decode(run: Run, roles: readonly string[], prompt: readonl
         decoder.dispose();
       }
     });
-    for (const piece of decoding.rest(isOurs ? new Uint32Array() : tokens)) run.give(piece);
-    run.notices.push(...[decoding.cutNotice(tokens.length) ?? []].flat());
+    if (!isWindow) for (const piece of decoding.rest(isOurs ? new Uint32Array() : tokens)) run.give(piece);
+    run.note(...[decoding.cutNotice(tokens.length) ?? []].flat());
     return tokens;
   } finally {
     decoding.free();
@@ -79,16 +84,19 @@ export function tokensOutput(tokens: Uint32Array): Output {
   return { name: "tokens", shape: [values.length], values };
 }
 
-/** Options of the Rust library that pages do not read. */
-const UNREAD = ["promptName", "prompt_name", "texts", "encoder"];
+/** Options of the Rust library that pages do not read: texts are an input of `process`. */
+const UNREAD = ["texts", "encoder"];
 
-/** The user that `ModelFamily.checkOptions` and `Generation.decode` read: JSON with the options that the program gave, which the module checks. */
-export function userOf(model: string, task: Task, options: AnswerOptions): string {
+/**
+ * The user that `ModelFamily.checkOptions` and `Generation.decode` read: JSON with the options that the program gave, which the module checks.
+ * `texts` are those that are scored beside the text.
+ */
+export function userOf(model: string, task: Task, options: AnswerOptions, texts: readonly string[] = []): string {
   const unread = UNREAD.find((name) => (options as Readonly<Record<string, unknown>>)[name] !== undefined);
   if (unread !== undefined) throw new CotensorError("Invalid", `${unread}: pages do not read this option`);
   // JSON has no NaN and no infinity: they would become `null`. It has no BigInt.
   const inJson = (_: string, value: unknown): unknown => ((typeof value === "number" && !Number.isFinite(value)) || typeof value === "bigint" ? String(value) : value);
-  return JSON.stringify({ ...options, name: model, model, task: task.name }, inJson);
+  return JSON.stringify({ ...options, name: model, model, task: task.name, ...(texts.length > 0 ? { texts } : {}) }, inJson);
 }
 
 /** The ids of one text's tokens, which are freed. */

@@ -70,6 +70,8 @@ export interface Inputs {
 export const MEDIA = ["text", "image", "audio"] as const;
 export type Medium = (typeof MEDIA)[number];
 
+/** What is read beside pixels and samples. */
+const FIELDS: readonly string[] = ["width", "height", "samplingRate"];
 const TOKEN_FIELDS = ["input_ids", "attention_mask", "token_type_ids"] as const;
 const DEFAULT_SAMPLING_RATE = 16_000;
 const IMAGE_SIDE_MAX = 1 << 14;
@@ -89,6 +91,8 @@ export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (typeof input !== "object" || input === null) throw invalid("input", "a text, tokens, or an object with text, image or audio is required");
   if ("input_ids" in input) return textOf(input);
   const { text, texts, image, imageData, audio, ...rest } = input as Exclude<ModelInput, string | Tokens | readonly string[]>;
+  const unknown = Object.keys(rest).find((name) => !FIELDS.includes(name));
+  if (unknown !== undefined) throw invalid(unknown, `an unknown input; text, texts, image, imageData, audio, ${FIELDS.join(", ")} are read`);
   const read: { -readonly [Key in keyof Inputs]: Inputs[Key] } = {};
   if (text !== undefined) Object.assign(read, textOf(text));
   if (texts !== undefined) read.texts = checkTexts(texts);

@@ -1,12 +1,11 @@
 // One model's files, processors and stages: one copy for all users of a backend.
-import type { HostArray, Port } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import type { SharedTensor } from "../shared_tensor.js";
 import { Stage } from "../stage/stage.js";
 import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import { MissingBlob } from "../weights/cache.js";
-import { hashes, keyOnce, loadModels, ModelFamily, type AnswerReader, type GraphFile, type StageGraph, type StageIdentity, type Tokens as EncodedTexts } from "./core.js";
+import { hashes, keyOnce, loadModels, ModelFamily, type AnswerReader, type GraphFile, type StageGraph, type StageIdentity } from "./core.js";
 import { LOGITS, type AnswerKind, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { graphFiles, wholeGraph } from "./graph_files.js";
@@ -14,10 +13,9 @@ import { filesOf, importGraphs, type ImportedGraph, type Parts } from "./importe
 import type { ModelHost } from "./host.js";
 import type { Medium, Tokens } from "./inputs.js";
 import type { ModelOptions } from "./model.js";
-import { Processors, type ImageSize, type PreparedRun } from "./processors.js";
+import { Processors, type PreparedRun, type TextArrays } from "./processors.js";
 import { logitScale, type LogitScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
-import type { TokenRows } from "./token_rows.js";
 
 /** The answers that have labels. */
 const LABELLED: readonly AnswerKind[] = ["label", "label-per-token", "objects"];
@@ -68,7 +66,8 @@ export class LoadedModel {
     return this.openDefinition;
   }
 
-  private get processors(): Processors {
+  /** What brings inputs into the form that the model reads. */
+  get processors(): Processors {
     this.check();
     return this.openProcessors;
   }
@@ -134,9 +133,9 @@ export class LoadedModel {
     return task.reads.includes(medium);
   }
 
-  /** The task that reads exactly these inputs: that of the class in config.json, else the first that needs no head. */
-  defaultTask(media: readonly Medium[]): Task {
-    return this.task(this.definition.defaultTask(this.name, [...media]));
+  /** The task that reads exactly these inputs: that of the class in config.json, else the first that needs no head. `hasPairs`: texts to compare with a text. */
+  defaultTask(media: readonly Medium[], hasPairs: boolean): Task {
+    return this.task(this.definition.defaultTask(this.name, [...media], hasPairs));
   }
 
   /** Loads the stages of tasks, as far as the model has their files. */
@@ -217,8 +216,9 @@ export class LoadedModel {
     return this.processors.prepare(medium, run);
   }
 
-  encodeText(text: string, def: StageDef, task: Task): { ids: HostArray; mask: HostArray; types: HostArray; positions: HostArray; truncated: boolean } {
-    return this.processors.encodeText(text, task.answer === "sentence", def.fills_texts);
+  encodeText(text: string, def: StageDef, task: Task, promptName: string | undefined): TextArrays {
+    if (task.answer === "sentence") return this.processors.encodeSentence(text, promptName, def.fills_texts);
+    return this.processors.encodeText(text, def.fills_texts);
   }
 
   tokens(text: string): Tokens {
@@ -227,45 +227,6 @@ export class LoadedModel {
 
   get text(): Processors["text"] {
     return this.processors.text;
-  }
-
-  /** The tokens of a text, for answers that depend on them. */
-  answerTokens(text: string, task: Task): EncodedTexts | undefined {
-    return this.processors.answerTokens(text, task);
-  }
-
-  /** Which pixels of the preprocessed image are not padding. */
-  imageMask(size: ImageSize, port: Port): HostArray {
-    return this.processors.mask(size, port);
-  }
-
-  /** Texts as tokens, with the model's prompt for sentence embeddings. */
-  sentenceTokens(texts: readonly string[], length: number | undefined): TokenRows {
-    return this.processors.sentenceTokens(texts, length);
-  }
-
-  /** The hash of the settings of sentence embeddings. */
-  sentenceFingerprint(isPooled: boolean): string {
-    return this.processors.sentence.fingerprint(isPooled);
-  }
-
-  get poolingNotice(): string | undefined {
-    return this.processors.sentence.notice;
-  }
-
-  /** The number of tokens of the model's prompt for sentence embeddings. */
-  get promptTokens(): number {
-    return this.processors.promptTokens;
-  }
-
-  /** An embedding with the configured number of dimensions. */
-  truncated(embedding: Float32Array): Float32Array {
-    return this.processors.truncated(embedding);
-  }
-
-  /** The embedding of one text from its hidden states. */
-  pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
-    return this.processors.pool(rows, width, mask);
   }
 
   /** Whether a text has other numbers in a run with other texts. */

@@ -11,6 +11,7 @@ import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type To
 import type { LoadedModel } from "./loaded_model.js";
 import { unlessAborted } from "./abort.js";
 import { HeldTensors, type CallOptions, type FamilyModel, type ModelOptions, type SharedTensors } from "./model.js";
+import { rerank } from "./rerank.js";
 import { Result } from "./result.js";
 import { Run } from "./run.js";
 import { identifyLanguage, transcribe } from "./speech.js";
@@ -158,16 +159,16 @@ export class LocalModel implements FamilyModel {
     if (inputs.tokens) checkTokens(inputs.tokens, loaded.tokens(inputs.tokens.text));
     const given = await loaded.replacedBy(tensors);
     const media = new Set([...mediaOf(inputs), ...[...given.keys()].map((role) => loaded.mediumOf(role))]);
-    const task = this.options.task === undefined ? loaded.defaultTask([...media]) : loaded.task(this.options.task);
+    const hasPairs = inputs.text !== undefined && inputs.texts !== undefined;
+    const task = this.options.task === undefined ? loaded.defaultTask([...media], hasPairs) : loaded.task(this.options.task);
     const embeds = inputs.texts !== undefined && task.answer === "sentence" && tensors.length === 0;
-    if (inputs.texts !== undefined && task.answer !== "similarity" && !embeds) {
-      throw new CotensorError("Invalid", `texts: ${task.name} of ${this.modelId} reads one text; process each by itself as \`text\`. Texts are embedded, or compared with an image or a sound`);
+    const isScored = task.answer === "scores";
+    if (inputs.texts !== undefined && task.answer !== "similarity" && !isScored && !embeds) {
+      throw new CotensorError("Invalid", `texts: ${task.name} of ${this.modelId} reads one text; process each by itself as \`text\`. Texts are embedded, scored beside a text, or compared with an image or a sound`);
     }
-    if (task.answer === "scores") {
-      throw new CotensorError("Unsupported", `task: this package does not run ${task.name}; the command and Python do`);
-    }
+    if (isScored && tensors.length > 0) throw new CotensorError("Invalid", `tensors: ${task.name} of ${this.modelId} reads pairs of texts, which no other encoder has`);
     const { modelId, task: _, variant, useOptimizedOps, sharedTensorConfig, ...options } = this.options;
-    loaded.checkOptions(userOf(modelId, task, options));
+    loaded.checkOptions(userOf(modelId, task, options, isScored ? inputs.texts : []));
     if (call.onText && task.answer !== "text" && task.answer !== "transcript") throw new CotensorError("Invalid", `onText: ${task.name} of ${this.modelId} decodes no text`);
     const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, options, call);
     try {
@@ -198,6 +199,8 @@ function answerOf(run: Run, embeds: boolean, head: string | undefined): Promise<
       return identifyLanguage(run);
     case "text":
       return generate(run);
+    case "scores":
+      return rerank(run, head);
     default:
       return embeds ? embedTexts(run) : run.answer(head);
   }

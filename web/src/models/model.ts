@@ -29,6 +29,8 @@ export interface GenerationOptions {
 export interface AnswerOptions extends GenerationOptions {
   /** Objects with a score above it are given, 0 to 1; 0.5 by default. */
   readonly threshold?: number;
+  /** The prompt before texts to embed: a name in config_sentence_transformers.json, such as `query`; by default, the file's default prompt. */
+  readonly promptName?: string;
 }
 
 /** Options of a model. */

@@ -13,14 +13,16 @@ import {
   ImageProcessor,
   imageSize,
   inputKey,
+  PairPrompts,
   SentencePooling,
+  SpeechWindows,
   soundLength,
   takeArray,
   TextProcessor,
   type ModelFamily,
   type Tokens as EncodedTexts,
 } from "./core.js";
-import type { FamilyDescription, Task } from "./definition.js";
+import { dimensionsOf, type FamilyDescription, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import type { ModelHost } from "./host.js";
 import type { Encoded, Inputs, Medium, Pixels, Samples, Tokens } from "./inputs.js";
@@ -51,7 +53,8 @@ function filesOf({ tasks, decoder }: FamilyDescription): string[] {
     ...(reads("image") || reads("audio") ? MEDIA_FILES : []),
     ...(tasks.some(({ answer }) => answer === "sentence") ? SENTENCE_FILES : []),
     ...(decoder ? GENERATION_FILES : []),
-    ...(tasks.some(({ prompt }) => prompt) ? CHAT_FILES : []),
+    // Causal language models score pairs of texts after a prompt.
+    ...(tasks.some(({ prompt, answer, head }) => prompt || (answer === "scores" && !head)) ? CHAT_FILES : []),
     ...(tasks.some(({ answer }) => answer === "ctc") ? CTC_FILES : []),
   ];
 }
@@ -61,6 +64,16 @@ interface Module {
   path: string;
   settings: string;
   hasWeights: boolean;
+}
+
+/** The arrays of a text that graphs read. */
+export interface TextArrays {
+  readonly ids: HostArray;
+  readonly mask: HostArray;
+  readonly types: HostArray;
+  readonly positions: HostArray;
+  /** Whether the text was longer than the limit. */
+  readonly truncated: boolean;
 }
 
 /** The parts of a run that its inputs are prepared with. */
@@ -80,7 +93,9 @@ export class Processors {
   #image: ImageProcessor | undefined;
   #audio: AudioProcessor | undefined;
   #answers: AnswerReader | undefined;
-  #promptTokens: number | undefined;
+  #pairs: PairPrompts | undefined;
+  /** The numbers of tokens of prompts. */
+  readonly #promptTokens = new Map<string, number>();
   readonly #generations = new Map<string, Generation>();
 
   private constructor(
@@ -130,6 +145,12 @@ export class Processors {
     return this.#sentence;
   }
 
+  /** The prompts of a causal language model that scores pairs of texts. */
+  get pairs(): PairPrompts {
+    this.#pairs ??= new PairPrompts(this.files, this.sentence);
+    return this.#pairs;
+  }
+
   generation(task: string): Generation {
     const found = this.#generations.get(task) ?? new Generation(this.files, this.definition, task);
     this.#generations.set(task, found);
@@ -141,21 +162,29 @@ export class Processors {
     return this[medium].fingerprint;
   }
 
-  /** The arrays of one text. For sentence embeddings, the model's prompt is before it. */
-  encodeText(text: string, isSentence: boolean, fills: boolean): { ids: HostArray; mask: HostArray; types: HostArray; positions: HostArray; truncated: boolean } {
-    const processor = isSentence ? this.#forSentences() : this.text;
-    const whole = isSentence ? this.sentence.prompt(undefined) + text : text;
-    const tokens = processor.encode([whole], fills ? processor.maxTokens : undefined);
-    try {
-      const [ids, mask, types, positions] = [tokens.ids(), tokens.mask(), tokens.types(), tokens.positions()].map(takeArray) as [HostArray, HostArray, HostArray, HostArray];
-      return { ids, mask, types, positions, truncated: tokens.truncated()[0] === 1 };
-    } finally {
-      tokens.free();
-    }
+  /** The arrays of one text. */
+  encodeText(text: string, fills: boolean): TextArrays {
+    return arraysOf(this.text.encode([text], fills ? this.text.maxTokens : undefined));
+  }
+
+  /** The arrays of one text to embed, behind the prompt of this name, or the default prompt. */
+  encodeSentence(text: string, promptName: string | undefined, fills: boolean): TextArrays {
+    const processor = this.#forSentences();
+    return arraysOf(processor.encode([this.sentence.prompt(promptName) + text], fills ? processor.maxTokens : undefined));
+  }
+
+  /** The arrays of two texts in one row, of `length` tokens if the graph reads a fixed number. */
+  encodePair(query: string, text: string, length: number | undefined): TextArrays {
+    return arraysOf(this.text.encodePairs([query], [text], length));
+  }
+
+  /** The arrays of the prompt with two texts for a causal language model. */
+  encodePairPrompt(query: string, text: string): TextArrays {
+    return arraysOf(this.pairs.encode(this.#forSentences(), query, text));
   }
 
   tokens(text: string): Tokens {
-    const { ids, mask, types } = this.encodeText(text, false, false);
+    const { ids, mask, types } = this.encodeText(text, false);
     const list = ({ data }: HostArray): number[] => Array.from(data as BigInt64Array, Number);
     return { text, input_ids: list(ids), attention_mask: list(mask), token_type_ids: list(types) };
   }
@@ -168,25 +197,38 @@ export class Processors {
     if (answer === "label-per-token") reader.setText(this.text);
     if (answer === "sentence") reader.setSentence(this.sentence);
     if (answer === "ctc") reader.setVocabulary(this.files);
+    if (answer === "scores") reader.setScoreFunction(this.files);
     return reader;
   }
 
   /** The tokens of a text, for answers that depend on them. */
-  answerTokens(text: string, { answer }: Task): EncodedTexts | undefined {
+  answerTokens(text: string, { answer }: Task, promptName: string | undefined): EncodedTexts | undefined {
     if (answer === "label-per-token") return this.text.encode([text], undefined);
-    return answer === "sentence" ? this.#forSentences().encode([this.sentence.prompt(undefined) + text], undefined) : undefined;
+    return answer === "sentence" ? this.#forSentences().encode([this.sentence.prompt(promptName) + text], undefined) : undefined;
   }
 
-  /** Texts as tokens, with the model's prompt for sentence embeddings. */
-  sentenceTokens(texts: readonly string[], length: number | undefined): TokenRows {
-    const prompt = this.sentence.prompt(undefined);
+  /** Texts to embed as tokens, behind the prompt of this name, or the default prompt. */
+  sentenceTokens(texts: readonly string[], promptName: string | undefined, length: number | undefined): TokenRows {
+    const prompt = this.sentence.prompt(promptName);
     return new TokenRows(this.#forSentences().encode(texts.map((text) => prompt + text), length), length);
   }
 
-  /** The number of tokens of the model's prompt for sentence embeddings. */
-  get promptTokens(): number {
-    const prompt = this.sentence.prompt(undefined);
-    return (this.#promptTokens ??= prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt));
+  /** The number of tokens of the prompt of this name, or of the default prompt. */
+  promptTokens(promptName: string | undefined): number {
+    const prompt = this.sentence.prompt(promptName);
+    const found = this.#promptTokens.get(prompt) ?? (prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt));
+    this.#promptTokens.set(prompt, found);
+    return found;
+  }
+
+  /** The number of the task of a prompt as an input of a graph, for `count` texts. */
+  taskInput(port: Port, task: number, count: number): HostArray {
+    return takeArray(SentencePooling.taskInput(port.name, dimensionsOf(port), task, count));
+  }
+
+  /** An empty cache, for a graph that reads one. */
+  emptyCache(port: Port): HostArray {
+    return takeArray(PairPrompts.emptyCache(JSON.stringify(port)));
   }
 
   /** An embedding with the configured number of dimensions. */
@@ -195,8 +237,8 @@ export class Processors {
   }
 
   /** The embedding of one text from its hidden states. */
-  pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
-    return this.sentence.pool(rows, width, mask, this.promptTokens);
+  pool(rows: Float32Array, width: number, mask: Uint8Array, promptTokens: number): Float32Array {
+    return this.sentence.pool(rows, width, mask, promptTokens);
   }
 
   /** Prepares the image or the sound of a run, once for equal files. */
@@ -214,16 +256,24 @@ export class Processors {
       return publishArray(store, run.holder, output, { data, shape, dtype: "float32" }, performance.now() - start);
     });
     for (const tensor of outputs) run.setValue(name, tensor);
-    if (medium === "audio") this.#noteChanges(input as Samples | Encoded, run);
+    if (medium === "audio") this.#noteSound(input as Samples | Encoded, run);
+  }
+
+  /** The windows of a sound that is longer than the model's; nothing for another sound, and for a model without timestamps. */
+  speechWindows(sound: Samples | Encoded, task: string, notices: string[]): SpeechWindows | undefined {
+    const parts = [this.audio, this.generation(task), this.text] as const;
+    const windows = sound instanceof Uint8Array ? SpeechWindows.ofFile(...parts, sound) : SpeechWindows.ofSamples(...parts, sound.samples, sound.samplingRate);
+    if (windows) this.#noteRate(lengthOf(sound)[0], notices);
+    return windows;
   }
 
   /** Which pixels of the preprocessed image are not padding, in the shape of the graph's input. */
-  mask([width, height]: ImageSize, { shape }: Port): HostArray {
-    return takeArray(this.image.mask(width, height, Uint32Array.from(shape, (dimension) => (typeof dimension === "number" ? dimension : 0))));
+  mask([width, height]: ImageSize, port: Port): HostArray {
+    return takeArray(this.image.mask(width, height, dimensionsOf(port)));
   }
 
   free(): void {
-    for (const each of [this.#answers, this.#text, this.#sentenceText, this.#sentence, this.#image, this.#audio, ...this.#generations.values(), this.files]) each?.free();
+    for (const each of [this.#answers, this.#text, this.#sentenceText, this.#sentence, this.#image, this.#audio, this.#pairs, ...this.#generations.values(), this.files]) each?.free();
   }
 
   #forSentences(): TextProcessor {
@@ -246,11 +296,17 @@ export class Processors {
     return sound instanceof Uint8Array ? this.audio.process(sound) : this.audio.processSamples(sound.samples, sound.samplingRate);
   }
 
-  /** A model reads a window of sound; the rest is not silently left out. */
-  #noteChanges(sound: Samples | Encoded, run: Pick<PreparedRun, "notices">): void {
-    const { samplingRate: rate, seconds } = lengthOf(sound);
-    if (rate !== this.audio.sampleRate) run.notices.push(`audio: resampled from ${rate} to ${this.audio.sampleRate} Hz`);
+  /** Whether the sound is longer than the model's window, as an input of its graph. A model reads a window of sound; the rest is not silently left out. */
+  #noteSound(sound: Samples | Encoded, run: Pick<PreparedRun, "notices" | "setValue">): void {
+    const [rate, frames] = lengthOf(sound);
+    const [seconds, longer] = [frames / rate, this.audio.isLonger(rate, frames)];
+    if (longer) run.setValue("audio.longer", takeArray(longer));
+    this.#noteRate(rate, run.notices);
     if (seconds > this.audio.seconds) run.notices.push(`audio: ${seconds.toFixed(1)} s; the model reads the first ${this.audio.seconds} s. StreamingProcessor reads sounds of any length`);
+  }
+
+  #noteRate(rate: number, notices: string[]): void {
+    if (rate !== this.audio.sampleRate) notices.push(`audio: resampled from ${rate} to ${this.audio.sampleRate} Hz`);
   }
 }
 
@@ -264,10 +320,20 @@ export function sizeOf(image: Pixels | Encoded): ImageSize {
   return [width, height];
 }
 
-function lengthOf(sound: Samples | Encoded): { samplingRate: number; seconds: number } {
-  if (!(sound instanceof Uint8Array)) return { samplingRate: sound.samplingRate, seconds: sound.samples.length / sound.samplingRate };
-  const [samplingRate = 0, seconds = 0] = soundLength(sound);
-  return { samplingRate, seconds };
+function lengthOf(sound: Samples | Encoded): [samplingRate: number, frames: number] {
+  if (!(sound instanceof Uint8Array)) return [sound.samplingRate, sound.samples.length];
+  const [samplingRate = 0, frames = 0] = soundLength(sound);
+  return [samplingRate, frames];
+}
+
+/** The arrays of one text's tokens, which are freed. */
+function arraysOf(tokens: EncodedTexts): TextArrays {
+  try {
+    const [ids, mask, types, positions] = [tokens.ids(), tokens.mask(), tokens.types(), tokens.positions()].map(takeArray) as [HostArray, HostArray, HostArray, HostArray];
+    return { ids, mask, types, positions, truncated: tokens.truncated()[0] === 1 };
+  } finally {
+    tokens.free();
+  }
 }
 
 /** The modules that modules.json lists. The processor that reads the file refuses a list that is not one. */

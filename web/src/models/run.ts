@@ -6,11 +6,11 @@ import type { SharedTensor } from "../shared_tensor.js";
 import { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import type { Answer, Output } from "./answers.js";
-import { ModelFamily, NamedNumbers, type AnswerRequest } from "./core.js";
+import { ModelFamily, NamedNumbers, type AnswerRequest, type AnswerWithNumbers } from "./core.js";
 import { isResult, LOGITS, reads, sourceOf, type StageDef, type Task } from "./definition.js";
 import type { Inputs } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
-import { sizeOf, type ImageSize } from "./processors.js";
+import { sizeOf, type ImageSize, type TextArrays } from "./processors.js";
 import type { AnswerOptions, CallOptions } from "./model.js";
 import type { ModelStage } from "./stages.js";
 import type { StageReport } from "./result.js";
@@ -41,6 +41,23 @@ export class Run {
 
   /** Runs the stages of the task, and reads the answer. */
   async answer(head: string | undefined): Promise<{ answer: Answer; outputs: Output[] }> {
+    return this.#read(this.task, head, await this.#last(head));
+  }
+
+  /** The last output of the task for a text in `arrays`. What the stages made of it is released: other texts have other results. */
+  async lastOutput(arrays: TextArrays, head: string | undefined): Promise<Output> {
+    const kept = this.#leases.length;
+    this.setTexts(arrays);
+    try {
+      const { tensor, name } = await this.#last(head);
+      return { name, shape: tensor.shape, values: (await this.numbers(tensor, `answer of ${this.task.name}`)).slice() };
+    } finally {
+      this.#releaseFrom(kept);
+    }
+  }
+
+  /** Runs the stages of the task. */
+  async #last(head: string | undefined): Promise<{ tensor: Input; name: string }> {
     const { task } = this;
     const ownHead = head === undefined && (await this.model.hasOwnHead(task));
     let last: { tensor: Input; name: string } | undefined;
@@ -51,7 +68,7 @@ export class Run {
     if (!last) throw new CotensorError("Unsupported", `${task.name}: the task has no stages`);
     if (task.head && last.name !== LOGITS) last = await this.#head(last.tensor, task, head);
     if (ownHead) this.model.checkHead(task);
-    return this.#read(task, head, last);
+    return last;
   }
 
   /** The tensors that the stages made, by kind, as leases of the run's holder. */
@@ -80,10 +97,21 @@ export class Run {
     this.textTokens = tokens;
   }
 
+  /** Adds notices, each once. */
+  note(...notices: readonly string[]): void {
+    this.notices.push(...notices.filter((notice) => !this.notices.includes(notice)));
+  }
+
   /** Gives the program a piece of a text. An aborted call has ended for the program. */
   give(piece: string): void {
     this.call.signal?.throwIfAborted();
     this.call.onText?.(piece);
+  }
+
+  /** Sets a text as the next input. */
+  setTexts({ truncated: _, ...arrays }: TextArrays): void {
+    for (const [name, value] of Object.entries(arrays)) this.#values.set(`text.${name}`, value);
+    this.textTokens = arrays.ids.shape[1] ?? 0;
   }
 
   setValue(source: string, value: Input): void {
@@ -105,15 +133,22 @@ export class Run {
     return found.tensor;
   }
 
-  /** Runs a stage on the values that its description names. */
-  async runStage(def: StageDef, stage: ModelStage, outputs: readonly string[]): Promise<Tensor[]> {
+  /** The inputs of a stage: the values that its description names, with those of a text if it is given. */
+  async inputsOf(def: StageDef, stage: ModelStage, text?: TextArrays): Promise<Record<string, Input>> {
     this.call.signal?.throwIfAborted();
+    if (text) this.setTexts(text);
     const inputs: Record<string, Input> = {};
     for (const port of stage.inputs) {
       const source = sourceOf(def, port.name);
       if (source === undefined) throw new CotensorError("Unsupported", `${this.model.name}: ${def.role}: nothing gives its input ${port.name}`);
       inputs[port.name] = await this.source(source, def, port);
     }
+    return inputs;
+  }
+
+  /** Runs a stage on the values that its description names. */
+  async runStage(def: StageDef, stage: ModelStage, outputs: readonly string[]): Promise<Tensor[]> {
+    const inputs = await this.inputsOf(def, stage);
     const run = await stage.run(inputs, outputs, this.holder);
     this.#leases.push(...run.outputs);
     this.report(def.role, stage.space, run.computed, run.milliseconds);
@@ -124,18 +159,18 @@ export class Run {
     this.stages.push({ role, space, computed, load_ms: this.model.takeLoadTime(role), run_ms: milliseconds });
   }
 
-  /** Tokens that a loop of several runs makes, once for equal `extra`: what they depend on beside the graphs of `roles`. */
-  async once(roles: readonly string[], label: string, extra: readonly string[], compute: () => Promise<Uint32Array>): Promise<Uint32Array> {
+  /** Numbers that a loop of several runs makes, once for equal `extra`: what they depend on beside the graphs of `roles`. */
+  async once<Numbers extends Uint32Array | Float32Array>(roles: readonly string[], label: string, extra: readonly string[], compute: () => Promise<Numbers>): Promise<Numbers> {
     const stages = await Promise.all(roles.map((role) => this.model.stage(role)));
     const spaces = stages.flatMap(({ space }) => space ?? []);
     const [stage] = stages;
     if (!stage || spaces.length < stages.length) return compute();
     const key = this.model.keyOnce(stage, label, [...spaces, ...extra]);
-    const name = `${label}.tokens/${key}`;
+    const name = `${label}/${key}`;
     const start = performance.now();
     const claim = { key, names: [name], kind: this.model.def(roles[0] ?? "").kind, holder: this.holder };
     const { outputs, computed } = await this.model.backend.computations.once(claim, async () => {
-      const data = new Uint32Array(await compute());
+      const data = (await compute()).slice();
       const output = { name, kind: claim.kind, cached: true };
       return publishArray(this.model.backend.store, this.holder, output, { data, shape: [data.length] }, performance.now() - start);
     });
@@ -143,11 +178,20 @@ export class Run {
     const [tensor] = outputs;
     if (!tensor) throw new CotensorError("Engine", `${label}: the store lost a result`);
     this.#leases.push(tensor);
-    return tensor.array() as Uint32Array;
+    return tensor.array() as Numbers;
+  }
+
+  /** Releases what the stages made: the next part of an input has other results. */
+  release(): void {
+    this.#releaseFrom(0);
   }
 
   dispose(): void {
-    for (const lease of this.#leases.splice(0)) lease.dispose();
+    this.release();
+  }
+
+  #releaseFrom(index: number): void {
+    for (const lease of this.#leases.splice(index)) lease.dispose();
     this.#values.clear();
   }
 
@@ -163,7 +207,8 @@ export class Run {
   async #encode(def: StageDef, task?: Task, ownHead = false): Promise<{ tensor: Input; name: string }> {
     const stage = await this.model.stage(def.role);
     const name = this.model.outputOf(stage, task, ownHead);
-    const texts = reads(def, "text") ? (this.inputs.texts ?? []) : [];
+    const texts = reads(def, "text") && this.task.answer === "similarity" ? (this.inputs.texts ?? []) : [];
+    if (task?.answer === "sentence") this.#setTask(def, stage);
     // The stage gives its other outputs in the same run.
     const names = isResult(def, name) ? [name, ...def.outputs.slice(1)] : [name];
     const tensors = texts.length > 0 ? [await this.#encodeEach(def, stage, name, texts)] : await this.runStage(def, stage, names);
@@ -191,7 +236,10 @@ export class Run {
   async source(source: string, def: StageDef, port: Port): Promise<Input> {
     const known = this.#values.get(source);
     if (known) return known;
-    if (source === "image.mask") return this.model.imageMask(this.#imageSize(def), port);
+    if (source === "image.mask") return this.model.processors.mask(this.#imageSize(def), port);
+    // The logits after the last token alone.
+    if (source === "text.logits") return ones([1]);
+    if (source === "cache.empty") return this.model.processors.emptyCache(port);
     // The features of one sound are not padded.
     if (source === "audio.mask") return ones((await this.source("audio.features", def, port)).shape);
     const [medium] = source.split(".");
@@ -213,10 +261,16 @@ export class Run {
   }
 
   #setTokens(text: string, def: StageDef): void {
-    const { truncated, ...tokens } = this.model.encodeText(text, def, this.task);
-    for (const [name, value] of Object.entries(tokens)) this.#values.set(`text.${name}`, value);
-    this.textTokens = tokens.ids.shape[1] ?? 0;
-    if (truncated) this.notices.push(`text: truncated to ${tokens.ids.shape[1] ?? 0} tokens`);
+    const arrays = this.model.encodeText(text, def, this.task, this.options.promptName);
+    this.setTexts(arrays);
+    if (arrays.truncated) this.notices.push(`text: truncated to ${this.textTokens} tokens`);
+  }
+
+  /** The number of the task of the prompt, for a graph that reads it. */
+  #setTask(def: StageDef, { inputs }: ModelStage): void {
+    const port = inputs.find(({ name }) => sourceOf(def, name) === "text.task");
+    const number = this.model.processors.sentence.task(this.options.promptName, port !== undefined);
+    if (port && number !== undefined) this.#values.set("text.task", this.model.processors.taskInput(port, number, 1));
   }
 
   async #head(trunk: Input, task: Task, name: string | undefined): Promise<{ tensor: Input; name: string }> {
@@ -248,19 +302,23 @@ export class Run {
       texts: task.answer === "similarity" ? (inputs.texts ?? []).map(wellFormed) : [],
       threshold: this.options.threshold ?? null,
       image_size: inputs.image && task.answer === "objects" ? sizeOf(inputs.image) : null,
-      prompt_tokens: task.answer === "sentence" ? model.promptTokens : 0,
+      prompt_tokens: task.answer === "sentence" ? model.processors.promptTokens(this.options.promptName) : 0,
     };
     // The model may have been disposed while numbers were read.
     model.check();
-    const tokens = inputs.text === undefined ? undefined : model.answerTokens(inputs.text, task);
+    const tokens = inputs.text === undefined ? undefined : model.processors.answerTokens(inputs.text, task, this.options.promptName);
     const outputs = numbers.map(({ name, shape, values }) => new NamedNumbers(name, Uint32Array.from(shape), values));
-    const answered = reader.answer(JSON.stringify(request), outputs, tokens);
-    try {
-      this.notices.push(...answered.notices);
-      return { answer: JSON.parse(answered.answer) as Answer, outputs: answered.outputs().map(taken) };
-    } finally {
-      answered.free();
-    }
+    return answered(reader.answer(JSON.stringify(request), outputs, tokens), this.notices);
+  }
+}
+
+/** An answer of the module, which is freed. Its notices are added to `notices`. */
+export function answered(given: AnswerWithNumbers, notices: string[]): { answer: Answer; outputs: Output[] } {
+  try {
+    notices.push(...given.notices);
+    return { answer: JSON.parse(given.answer) as Answer, outputs: given.outputs().map(taken) };
+  } finally {
+    given.free();
   }
 }
 

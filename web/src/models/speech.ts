@@ -1,18 +1,51 @@
 // Whisper's tasks: the transcript of speech, and its language.
 import type { Answer, Output } from "./answers.js";
-import { runTask, type SpokenLanguage } from "./core.js";
+import { runTask, takeArray, type SpeechWindows, type SpokenLanguage, type WrittenWindow } from "./core.js";
 import { Decoder } from "./decoder.js";
 import { decode, tokensOutput } from "./generation.js";
 import type { Run } from "./run.js";
 
 /** Identifies the language, and writes the text. Equal sounds are transcribed once. */
 export async function transcribe(run: Run): Promise<{ answer: Answer; outputs: Output[] }> {
-  const { model, task } = run;
+  const { model, task, inputs } = run;
   const [[encoder = "encoder"], decoders] = model.rolesOf(task);
+  const windows = inputs.audio === undefined || run.isGiven(encoder) ? undefined : model.processors.speechWindows(inputs.audio, task.name, run.notices);
+  if (windows) {
+    try {
+      return await transcribeWindows(run, windows);
+    } finally {
+      windows.free();
+    }
+  }
   const encoded = await run.result(encoder);
   const language = model.generation(task.name).hasLanguages ? await spokenLanguage(run, decoders) : undefined;
   const prompt = [...model.generation(task.name).speechPrompt(language?.token, "transcribe", false)];
   const tokens = await decode(run, decoders, prompt, [encoded]);
+  return { answer: { type: "transcript", text: model.text.transcript(tokens).trim(), tokens: tokens.length }, outputs: [tokensOutput(tokens)] };
+}
+
+/** The transcript of a sound that is longer than the model's window. The language is that of the first one. The results of one window at a time are held. */
+async function transcribeWindows(run: Run, windows: SpeechWindows): Promise<{ answer: Answer; outputs: Output[] }> {
+  const { model, task } = run;
+  const [[encoder = "encoder"], decoders] = model.rolesOf(task);
+  const generation = model.generation(task.name);
+  const all: number[] = [];
+  let prompt: number[] | undefined;
+  for (let features = windows.features(); features; features = windows.features()) {
+    run.setValue("audio.features", takeArray(features));
+    const encoded = await run.result(encoder);
+    prompt ??= [...generation.speechPrompt(generation.hasLanguages ? (await spokenLanguage(run, decoders)).token : undefined, "transcribe", true)];
+    const written = await decode(run, decoders, prompt, [encoded], { isWindow: true });
+    // The model may have been disposed meanwhile.
+    model.check();
+    const { tokens, pieces } = JSON.parse(windows.advance(Uint32Array.from(encoded.shape), written)) as WrittenWindow;
+    for (const piece of pieces) run.give(piece);
+    all.push(...tokens);
+    run.release();
+  }
+  const rest = windows.rest();
+  if (rest !== undefined) run.give(rest);
+  const tokens = Uint32Array.from(all);
   return { answer: { type: "transcript", text: model.text.transcript(tokens).trim(), tokens: tokens.length }, outputs: [tokensOutput(tokens)] };
 }
 

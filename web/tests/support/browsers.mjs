@@ -68,3 +68,17 @@ export async function hasWebGpu(page, context) {
   context.skip(missing);
   return false;
 }
+
+/** Runs `program` in a page with a backend on `device`. */
+export async function withBackend(site, device, program, argument) {
+  const text = `async (argument) => {
+    const cotensor = await import("cotensor");
+    const backend = await cotensor.createBackend(${JSON.stringify(device)}, { models: "/models/" });
+    try {
+      return await (${program})({ ...cotensor, backend }, argument);
+    } finally {
+      await backend.dispose();
+    }
+  }`;
+  return site.page.evaluate(`(${text})(${JSON.stringify(argument)})`);
+}

@@ -2,6 +2,7 @@
 import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
+import { gunzipSync } from "node:zlib";
 
 const TYPES = { js: "text/javascript", mjs: "text/javascript", wasm: "application/wasm", json: "application/json" };
 const IMPORTS = { cotensor: "/index.js", "onnxruntime-web/webgpu": "/ort/ort.webgpu.bundle.min.mjs", "onnxruntime-web/wasm": "/ort/ort.wasm.bundle.min.mjs", "onnxruntime-common": "/ort-common/index.js" };
@@ -13,6 +14,7 @@ const FOLDERS = {
   "ort-common": new URL("../../node_modules/onnxruntime-common/dist/esm/", import.meta.url),
   transformers: new URL("../../../target/transformers-js/package/dist/", import.meta.url),
   fixtures: new URL("../../../fixtures/", import.meta.url),
+  unpacked: new URL("../../../fixtures/", import.meta.url),
   support: new URL("./", import.meta.url),
 };
 const PACKAGE = new URL("../../dist/", import.meta.url);
@@ -37,6 +39,17 @@ function fileOf(path, folders) {
   return file.href.startsWith((folder ?? PACKAGE).href) && /\.\w+$/.test(path) && !path.endsWith(".html") ? file : undefined;
 }
 
+/** A file's content. Below `/unpacked/`, it may be compressed, and the tiny BERT's tokenizer is in place of a missing one. */
+async function contentOf(path, file) {
+  try {
+    return await readFile(file);
+  } catch (error) {
+    if (!path.startsWith("/unpacked/")) throw error;
+    if (/\/tokenizer(_config)?\.json$/.test(path)) return readFile(new URL(`tiny/bert/${path.split("/").at(-1)}`, FOLDERS.fixtures));
+    return gunzipSync(await readFile(new URL(`${file.href}.gz`)));
+  }
+}
+
 async function answer(request, response, headers, folders, log) {
   for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
   const path = decodeURIComponent(new URL(request.url, "http://localhost").pathname);
@@ -46,20 +59,23 @@ async function answer(request, response, headers, folders, log) {
   if (!file) return response.setHeader("content-type", "text/html").end(PAGE);
   try {
     const type = TYPES[path.slice(path.lastIndexOf(".") + 1)] ?? "application/octet-stream";
-    const body = await readFile(file);
+    const body = await contentOf(path, file);
     const etag = `"${createHash("sha1").update(body).digest("hex")}"`;
     response.setHeader("content-type", type).setHeader("etag", etag).setHeader("content-length", body.length);
     if (request.method === "HEAD") return response.end();
-    entry.bytes = body.length;
-    return response.end(body);
+    const [, start, end] = /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "") ?? [];
+    const part = end === undefined ? body : body.subarray(Number(start), Number(end) + 1);
+    if (end !== undefined) response.writeHead(206, { "content-length": part.length, "content-range": `bytes ${start}-${end}/${body.length}` });
+    entry.bytes = part.length;
+    return response.end(part);
   } catch {
     return response.writeHead(404).end();
   }
 }
 
 /**
- * Starts a server of the package, of onnxruntime-web (`/ort/`), of transformers.js (`/transformers/`), of the fixtures (`/fixtures/`) and of this folder
- * (`/support/`), and of small models under their names in the documents (`/models/`); every other path is an empty page. `headers`
+ * Starts a server of the package, of onnxruntime-web (`/ort/`), of transformers.js (`/transformers/`), of the fixtures (`/fixtures/`, whole models below
+ * `/unpacked/`) and of this folder (`/support/`), and of small models under their names in the documents (`/models/`); every other path is an empty page. `headers`
  * are sent with each answer, `folders` are added, `requests` has the method, the path and the bytes of the body of each. `close` ends it.
  */
 export async function serve({ headers = {}, folders = {} } = {}) {

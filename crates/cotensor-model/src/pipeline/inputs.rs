@@ -167,7 +167,7 @@ impl Inputs {
     /// As [`Inputs::pixels`].
     pub(super) fn long_sound(&self, model: &Model) -> Result<Option<LongSound<'_>>> {
         let Some(file) = self.data.audio.as_deref().filter(|_| self.foreign.is_empty()) else { return Ok(None) };
-        LongSound::open(file, model.audio()?)
+        file.long_sound(model.audio()?)
     }
 
     /// As [`InputFile::is_longer`].

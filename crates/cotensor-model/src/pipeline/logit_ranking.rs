@@ -57,7 +57,7 @@ impl Run<'_> {
             all.push(logit);
             tokens.push(count);
         }
-        Ok(scored(user, function, &all, &tokens, &vec![0.0; all.len()]))
+        Ok(scored(&user.texts, function, &all, &tokens, &vec![0.0; all.len()]))
     }
 
     /// The score of a prompt, from the store or computed.

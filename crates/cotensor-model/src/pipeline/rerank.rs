@@ -2,9 +2,11 @@
 
 use super::attention::check_attention;
 use super::inputs::Inputs;
-use super::run::{Run, read};
+use super::run::Run;
 use cotensor_core::{Error, Result};
-use cotensor_pipeline::{Answer, AttentionMemory, Output, User, check_architecture, output_of, scored};
+use cotensor_pipeline::{
+    Answer, AttentionMemory, Output, StageOutput, User, check_architecture, output_of, pair_logit, scored,
+};
 use cotensor_preprocess::family::{LOGITS, Task};
 
 impl Run<'_> {
@@ -37,18 +39,14 @@ impl Run<'_> {
                 if let Some(head) = &head {
                     last = self.run_head(head, user, &last)?;
                 }
-                let (width, logits) = read(&last, &task.name, None)?;
-                if width != 1 {
-                    let message = format!("a reranker gives one number for a pair of texts; this model gives {width}");
-                    return Err(Error::unsupported(message).in_field(LOGITS));
-                }
-                Ok((logits[0], batch))
+                let last = StageOutput { name: LOGITS, shape: last.shape(), values: &last.to_f32()? };
+                Ok((pair_logit(task, last)?, batch))
             };
             let (logit, batch) = pair().map_err(|error: Error| error.prefixed(format_args!("text {at}")))?;
             all.push(logit);
             tokens.push(batch.mask.as_i64()?.iter().sum::<i64>() as f32);
             truncated.push(f32::from(u8::from(batch.truncated.contains(&true))));
         }
-        Ok(scored(user, function, &all, &tokens, &truncated))
+        Ok(scored(&user.texts, function, &all, &tokens, &truncated))
     }
 }

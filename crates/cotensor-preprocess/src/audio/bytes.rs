@@ -1,7 +1,7 @@
 //! Sounds that arrive as bytes: raw samples, or a WAV file.
 
 use super::sound::{RATES_HZ, corrupt, invalid};
-use super::wav::{Encoding, Format, HEADER_BYTES_MAX, Header, is_wav};
+use super::wav::{Encoding, Format, HEADER_BYTES_MAX, Header, is_wav, without_samples};
 use cotensor_core::{Error, Result};
 
 /// The format of bytes.
@@ -102,7 +102,7 @@ impl AudioBytes {
     /// `Corrupt` for an incomplete header, or for fewer samples than the header states.
     pub fn finish(self) -> Result<()> {
         match (self.format, self.remaining) {
-            (None, _) => Err(corrupt("the WAV file is truncated: it has no samples")),
+            (None, _) => Err(without_samples()),
             (_, Some(missing)) if missing > 0 => {
                 Err(corrupt(&format!("the WAV file is truncated: {missing} bytes of samples are missing")))
             }

@@ -2,21 +2,20 @@
 
 use super::sound::{AudioLength, SECONDS_MAX, corrupt, invalid};
 use cotensor_core::{Error, Result};
-use std::io::Cursor;
 use symphonia::core::codecs::audio::well_known::{CODEC_ID_FLAC, CODEC_ID_MP3};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as DecodingError;
 use symphonia::core::formats::probe::Hint;
 use symphonia::core::formats::{FormatReader, TrackType};
-use symphonia::core::io::MediaSourceStream;
+use symphonia::core::io::{MediaSource, MediaSourceStream};
 
 /// The length of a sound: as the file states, else the sum of its packets. Nothing is decoded.
 ///
 /// # Errors
 /// As [`decode`].
-pub(super) fn length(bytes: &[u8]) -> Result<AudioLength> {
+pub(super) fn length(source: impl MediaSource) -> Result<AudioLength> {
     guarded(|| {
-        let mut file = File::open(bytes)?;
+        let mut file = File::open(source)?;
         let frames = match file.frames {
             Some(frames) => frames,
             None => file.count_frames()?,
@@ -29,8 +28,8 @@ pub(super) fn length(bytes: &[u8]) -> Result<AudioLength> {
 ///
 /// # Errors
 /// `Corrupt` for another format or a truncated file, `Unsupported` for another codec in one of these containers.
-pub(super) fn decode(bytes: &[u8], frames: usize) -> Result<Vec<f32>> {
-    let mut packets = Packets::open(bytes)?;
+pub(super) fn decode(source: impl MediaSource, frames: usize) -> Result<Vec<f32>> {
+    let mut packets = Packets::open(source)?;
     let mut mono = Vec::new();
     while mono.len() < frames {
         let Some(samples) = packets.next()? else { break };
@@ -46,8 +45,8 @@ pub(super) struct Packets<'a>(Option<File<'a>>);
 impl<'a> Packets<'a> {
     /// # Errors
     /// As [`decode`].
-    pub(super) fn open(bytes: &'a [u8]) -> Result<Self> {
-        guarded(|| File::open(bytes)).map(|file| Self(Some(file)))
+    pub(super) fn open(source: impl MediaSource + 'a) -> Result<Self> {
+        guarded(|| File::open(source)).map(|file| Self(Some(file)))
     }
 
     pub(super) fn sample_rate_hz(&self) -> u32 {
@@ -86,12 +85,12 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    fn open(bytes: &'a [u8]) -> Result<Self> {
+    fn open(source: impl MediaSource + 'a) -> Result<Self> {
         let unknown = |error: DecodingError| match error {
             DecodingError::IoError(_) => corrupt("the audio is truncated"),
             error => corrupt(&format!("neither WAV, FLAC, MP3 nor Ogg Vorbis: {error}")),
         };
-        let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
+        let stream = MediaSourceStream::new(Box::new(source), Default::default());
         let reader = symphonia::default::get_probe()
             .probe(&Hint::new(), stream, Default::default(), Default::default())
             .map_err(unknown)?;

@@ -1,7 +1,10 @@
 use super::compressed;
+use super::parts::{Parts, ReadPart};
 use super::sound::{Audio, AudioLength, SECONDS_MAX, check_samples, invalid};
-use super::wav::{self, Header, Wav};
+use super::wav::{self, HEADER_BYTES_MAX, Header, Wav};
 use cotensor_core::Result;
+use std::io::Cursor;
+use symphonia::core::io::MediaSource;
 
 /// The most frames that are decoded: 1 GiB of samples, 90 minutes at 48 kHz.
 const FRAMES_MAX: u64 = 1 << 28;
@@ -31,39 +34,64 @@ pub fn decode_audio_start(bytes: &[u8], seconds: f64) -> Result<Audio> {
         let length = file.length().check()?;
         (length.sample_rate_hz, file.decode(0, frames_read(length, seconds)?))
     } else {
-        let length = compressed::length(bytes)?.check()?;
-        (length.sample_rate_hz, compressed::decode(bytes, frames_read(length, seconds)?)?)
+        decode_compressed(|| Cursor::new(bytes), seconds)?
     };
     checked(sample_rate_hz, samples)
 }
 
 /// As [`decode_audio_start`], for a file of `len` bytes that is read in parts. `read` gets an offset and the buffer for the bytes
-/// there. Of a WAV file, the header and the decoded frames are read; of other files, all bytes.
+/// there. Of a WAV file, the header and the decoded frames are read.
 ///
 /// # Errors
-/// As [`decode_audio`]; those of `read`.
-pub fn decode_audio_start_of(len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>, seconds: f64) -> Result<Audio> {
-    let Some(header) = wav_header(len, &read)? else { return decode_audio_start(&part(0, len, read)?, seconds) };
-    let length = wav_length(&header, len)?.check()?;
-    let bytes = frames_read(length, seconds)? * header.format.frame_bytes();
-    checked(length.sample_rate_hz, header.format.decode(&part(header.start, bytes, read)?))
+/// As [`decode_audio`]; those of `read`; `Invalid` for a WAV file with a header of more than 1 MiB.
+pub fn decode_audio_start_of(len: usize, read: impl ReadPart, seconds: f64) -> Result<Audio> {
+    if len == 0 {
+        return Err(invalid("the audio is empty".into()));
+    }
+    let (sample_rate_hz, samples) = match wav_header(len, &read)? {
+        Some(header) => {
+            let length = wav_length(&header, len)?.check()?;
+            let bytes = frames_read(length, seconds)? * header.format.frame_bytes();
+            (length.sample_rate_hz, header.format.decode(&part(header.start, bytes, &read)?))
+        }
+        None => decode_compressed(|| Parts::new(len, &read), seconds)?,
+    };
+    checked(sample_rate_hz, samples)
 }
 
 /// As [`audio_length`], for a file that is read in parts as by [`decode_audio_start_of`].
 ///
 /// # Errors
 /// As [`decode_audio_start_of`].
-pub fn audio_length_of(len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<AudioLength> {
+pub fn audio_length_of(len: usize, read: impl ReadPart) -> Result<AudioLength> {
     match wav_header(len, &read)? {
         Some(header) => wav_length(&header, len),
-        None => audio_length(&part(0, len, read)?),
+        None => compressed::length(Parts::new(len, &read)),
     }
 }
 
-/// The header of a WAV file; `None` for another file, and for a header that is longer than the part that is read.
-fn wav_header(len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<Option<Header>> {
-    let head = part(0, len.min(HEAD_BYTES), read)?;
-    if wav::is_wav(&head) { Header::read(&head) } else { Ok(None) }
+/// The sample rate and the first `seconds` of a file that `open` opens from its beginning.
+fn decode_compressed<S: MediaSource>(open: impl Fn() -> S, seconds: f64) -> Result<(u32, Vec<f32>)> {
+    let length = compressed::length(open())?.check()?;
+    Ok((length.sample_rate_hz, compressed::decode(open(), frames_read(length, seconds)?)?))
+}
+
+/// The header of a WAV file; `None` for another file.
+pub(super) fn wav_header(len: usize, read: &impl ReadPart) -> Result<Option<Header>> {
+    for most in [HEAD_BYTES, HEADER_BYTES_MAX] {
+        let head = part(0, len.min(most), read)?;
+        if !wav::is_wav(&head) {
+            return Ok(None);
+        }
+        if let Some(header) = Header::read(&head)? {
+            return Ok(Some(header));
+        }
+    }
+    Err(if len > HEADER_BYTES_MAX {
+        invalid(format!("a WAV header of more than {HEADER_BYTES_MAX} bytes"))
+    } else {
+        wav::without_samples()
+    })
 }
 
 fn wav_length(header: &Header, len: usize) -> Result<AudioLength> {
@@ -71,7 +99,7 @@ fn wav_length(header: &Header, len: usize) -> Result<AudioLength> {
     Ok(AudioLength { sample_rate_hz: header.format.sample_rate_hz, frames: frames as u64 })
 }
 
-fn part(at: usize, len: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<Vec<u8>> {
+pub(super) fn part(at: usize, len: usize, read: &impl ReadPart) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     read(at, &mut bytes)?;
     Ok(bytes)
@@ -97,7 +125,7 @@ fn checked(sample_rate_hz: u32, samples: Vec<f32>) -> Result<Audio> {
 /// # Errors
 /// As [`decode_audio`].
 pub fn audio_length(bytes: &[u8]) -> Result<AudioLength> {
-    if wav::is_wav(bytes) { Ok(Wav::read(bytes)?.length()) } else { compressed::length(bytes) }
+    if wav::is_wav(bytes) { Ok(Wav::read(bytes)?.length()) } else { compressed::length(Cursor::new(bytes)) }
 }
 
 #[cfg(test)]
@@ -106,7 +134,7 @@ mod tests {
     use super::super::sound::SAMPLE_MAX;
     use super::*;
     use hound::SampleFormat;
-    use std::io::Cursor;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     fn wav(samples: &[f32]) -> Vec<u8> {
         let spec =
@@ -129,20 +157,24 @@ mod tests {
     #[test]
     fn wav_file_is_read_in_parts() {
         let file = wav(&vec![0.25; 64_000]);
-        let read = std::cell::Cell::new(0);
+        let read = AtomicUsize::new(0);
         let counting = |at: usize, target: &mut [u8]| {
-            read.set(read.get() + target.len());
+            read.fetch_add(target.len(), Relaxed);
             reader(&file)(at, target)
         };
         assert_eq!(decode_audio_start_of(file.len(), counting, 0.5).unwrap(), decode_audio_start(&file, 0.5).unwrap());
-        assert_eq!(read.replace(0), HEAD_BYTES + 4000 * 8);
+        assert_eq!(read.swap(0, Relaxed), HEAD_BYTES + 4000 * 8);
         assert_eq!(audio_length_of(file.len(), counting).unwrap(), audio_length(&file).unwrap());
-        assert_eq!(read.get(), HEAD_BYTES);
-        // The samples begin behind the part that is searched: the whole file is read.
-        let long =
-            [&file[..12], b"LIST", &(HEAD_BYTES as u32).to_le_bytes(), &vec![0; HEAD_BYTES], &file[12..]].concat();
+        assert_eq!(read.load(Relaxed), HEAD_BYTES);
+        // The samples begin behind the part that is searched first.
+        let listed =
+            |bytes: usize| [&file[..12], b"LIST", &(bytes as u32).to_le_bytes(), &vec![0; bytes], &file[12..]].concat();
+        let long = listed(HEAD_BYTES);
         let decoded = decode_audio_start_of(long.len(), reader(&long), 0.5).unwrap();
         assert_eq!(decoded, decode_audio_start(&long, 0.5).unwrap());
+        let endless = listed(HEADER_BYTES_MAX);
+        let error = decode_audio_start_of(endless.len(), reader(&endless), 0.5).unwrap_err();
+        assert!(error.to_string().contains("header"), "{error}");
         assert_eq!(
             audio_length_of(0, reader(&[])).unwrap_err().to_string(),
             audio_length(&[]).unwrap_err().to_string()

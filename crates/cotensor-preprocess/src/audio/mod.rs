@@ -6,6 +6,7 @@ mod compressed;
 mod decode;
 mod fields;
 mod mel;
+mod parts;
 mod processor;
 mod reader;
 mod resample;
@@ -17,6 +18,7 @@ mod windows;
 
 pub use bytes::{AudioBytes, ByteFormat};
 pub use decode::{audio_length, audio_length_of, decode_audio, decode_audio_start, decode_audio_start_of};
+pub use parts::ReadPart;
 pub use processor::AudioProcessor;
 pub use reader::SoundReader;
 pub use resample::{Resampling, resample};

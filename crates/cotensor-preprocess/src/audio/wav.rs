@@ -61,13 +61,18 @@ pub(super) fn is_wav(bytes: &[u8]) -> bool {
     bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WAVE")
 }
 
+/// The error of a file that ends before its samples.
+pub(super) fn without_samples() -> Error {
+    corrupt("the WAV file is truncated: it has no samples")
+}
+
 impl<'a> Wav<'a> {
     /// Finds the format and the samples. A data length of 0 or past the limit means the rest of the file.
     ///
     /// # Errors
     /// `Corrupt` for an inconsistent or truncated file, `Unsupported` for another encoding.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self> {
-        let header = Header::read(bytes)?.ok_or_else(|| corrupt("the WAV file is truncated: it has no samples"))?;
+        let header = Header::read(bytes)?.ok_or_else(without_samples)?;
         Ok(Self { format: header.format, data: &bytes[header.samples(bytes.len())?] })
     }
 

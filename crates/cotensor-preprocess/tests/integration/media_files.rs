@@ -2,8 +2,11 @@
 
 use crate::support::{fixture, folder};
 use cotensor_core::ErrorKind;
-use cotensor_preprocess::{audio_length, decode_audio, decode_audio_start, decode_image, image_size};
+use cotensor_preprocess::{
+    audio_length, audio_length_of, decode_audio, decode_audio_start, decode_audio_start_of, decode_image, image_size,
+};
 use safetensors::SafeTensors;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 #[test]
 fn exif_orientation_is_applied_as_transformers_applies_it() {
@@ -54,6 +57,12 @@ fn compressed_audio_decodes_to_its_source() {
         assert!(found >= correlation - 1e-9, "{name}: {found}");
         let start = decode_audio_start(bytes, 0.25).unwrap();
         assert_eq!(start.samples, audio.samples[..2000], "{name}");
+        let read = |at: usize, target: &mut [u8]| {
+            target.copy_from_slice(&bytes[at..at + target.len()]);
+            Ok(())
+        };
+        assert_eq!(decode_audio_start_of(bytes.len(), read, 0.25).unwrap(), start, "{name} in parts");
+        assert_eq!(audio_length_of(bytes.len(), read).unwrap(), audio_length(bytes).unwrap(), "{name} in parts");
     }
     let flac = decode_audio(&files["speech.flac"]).unwrap();
     assert_eq!(flac.samples, original.samples[..8000], "FLAC loses nothing");
@@ -73,6 +82,22 @@ fn mp3_whose_first_frames_are_the_largest_is_read_to_its_end() {
     let file = [large.repeat(20), small.repeat(100)].concat();
     assert_eq!(audio_length(&file).unwrap().frames, 120 * 1152);
     assert_eq!(decode_audio(&file).unwrap().samples.len(), 120 * 1152);
+}
+
+#[test]
+fn compressed_audio_is_read_in_small_parts() {
+    let frame = [&[0xff, 0xfb, 0xe0, 0xc0][..], &[0; 1040]].concat();
+    let file = frame.repeat(1000);
+    let largest = AtomicUsize::new(0);
+    let read = |at: usize, target: &mut [u8]| {
+        largest.fetch_max(target.len(), Relaxed);
+        target.copy_from_slice(&file[at..at + target.len()]);
+        Ok(())
+    };
+    let start = decode_audio_start_of(file.len(), read, 0.5).unwrap();
+    assert_eq!(start, decode_audio_start(&file, 0.5).unwrap());
+    let largest = largest.load(Relaxed);
+    assert!(largest <= 64 << 10 && largest < file.len() / 10, "{largest} bytes at a time");
 }
 
 #[test]
