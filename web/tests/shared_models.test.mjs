@@ -120,6 +120,24 @@ test("a signal ends the waiting of a tab, and its next call works", async () => 
   }
 });
 
+test("the worker of the site gives a text piece by piece", async () => {
+  const context = await visit();
+  try {
+    const page = await tab(context, "e");
+    const seen = await page.evaluate(async () => {
+      const { createLlamaModel, SharedBackend } = await import("cotensor");
+      const llama = createLlamaModel(new SharedBackend(store, { priorityList: ["cpu"] }), { modelId: "/fixtures/tiny/llama", maxNewTokens: 12 });
+      const pieces = [];
+      const { text } = await llama.process("a photo of a cat", { onText: (piece) => pieces.push(piece) });
+      return { mode: store.connection.mode, pieces, text };
+    });
+    assert.deepEqual([seen.mode, seen.pieces.join("")], ["shared", seen.text]);
+    assert.ok(seen.pieces.length > 1, JSON.stringify(seen.pieces));
+  } finally {
+    await context.close();
+  }
+});
+
 test("wrong models and wrong inputs are refused in the words of the page's own models", async () => {
   const context = await visit();
   try {

@@ -86,6 +86,31 @@ test("a model that is disposed while it runs in the hub leaves no lease of the c
   await store.close();
 });
 
+test("a text arrives piece by piece, and a call that its program ends is not decoded to its end", async () => {
+  let runs = 0;
+  const { store, backend } = await open({ models: `${server.url}fixtures/tiny/` }, () => void (runs += 1));
+  const llama = createModel(backend, { modelId: "llama", maxNewTokens: 12 });
+  const pieces = [];
+  const { text } = await llama.process("a photo of a cat", { onText: (piece) => pieces.push(piece) });
+  assert.ok(pieces.length > 1 && pieces.join("") === text, JSON.stringify([pieces, text]));
+  // Another call has decoded it: the text comes at once.
+  const again = [];
+  assert.equal((await llama.process("a photo of a cat", { onText: (piece) => again.push(piece) })).text, again.join(""));
+  const whole = runs;
+  const failing = llama.process("two windows", { onText: () => { throw new RangeError("no room"); } });
+  await assert.rejects(failing, { name: "RangeError", message: "no room" });
+  const abort = new AbortController();
+  let given = 0;
+  const aborted = llama.process("a diagram", { signal: abort.signal, onText: () => ((given += 1), abort.abort()) });
+  await assert.rejects(aborted, { name: "AbortError" });
+  // The next call runs behind them.
+  const { answer } = await llama.process("a photo of a cat");
+  assert.equal(answer.text, text);
+  assert.ok(given === 1 && runs < 2 * whole, `${given} pieces, ${runs} runs, ${whole} for a whole text`);
+  await assert.rejects(createModel(backend, { modelId: "bert" }).process("a photo", { onText: () => undefined }), { kind: "Invalid", message: /^onText: .*decodes no text/ });
+  await store.close();
+});
+
 test("relative addresses are those of the page, and the name of a model stays", async () => {
   // In Node, the base is the folder in which it runs.
   const tiny = `./${relative(process.cwd(), fileURLToPath(new URL("../../fixtures/tiny", import.meta.url)))}`;

@@ -40,6 +40,9 @@ export class Connection {
   /** A page in the browser's history cache would keep its leases until the browser forgets it. */
   readonly #onPageHide = (): void => this.abandon("the page was left");
   readonly #forgotten: FinalizationRegistry<number>;
+  /** What gets the pieces of texts, by the number of the call that writes the text. */
+  readonly #texts = new Map<unknown, ((piece: string) => void) | undefined>();
+  #nextCall = 1;
   #end: (reason: CotensorError) => void = () => undefined;
   /** Resolves with the reason when the session ends: `close`, or the end of the worker. */
   readonly closed: Promise<CotensorError> = new Promise((resolve) => (this.#end = resolve));
@@ -68,7 +71,8 @@ export class Connection {
     const endpoint = new Endpoint(link.port, {
       request: (method) => Promise.reject(new CotensorError("Unsupported", `${method}: a page has no methods`)),
       notification: (method, params) => {
-        const reason = (params as { reason?: unknown } | undefined)?.reason;
+        const { reason, call, piece } = (params ?? {}) as { reason?: unknown; call?: unknown; piece?: unknown };
+        if (method === "text" && typeof piece === "string") opened.connection?.give(call, piece);
         if (method === "ended") opened.connection?.abandon(typeof reason === "string" ? reason : "the worker ended the session");
       },
     });
@@ -107,6 +111,22 @@ export class Connection {
     return (await this.#endpoint.call(method, params, transfer)) as Result;
   }
 
+  /** Calls a method that `signal` cancels, and that gives pieces of a text before its answer. `onText` must not throw. */
+  async cancellable<Result>(method: string, params: object, signal: AbortSignal, onText?: (piece: string) => void): Promise<Result> {
+    signal.throwIfAborted();
+    const call = this.#nextCall;
+    this.#nextCall += 1;
+    const cancel = (): void => this.#endpoint.notify("cancel", { call });
+    this.#texts.set(call, onText);
+    signal.addEventListener("abort", cancel);
+    try {
+      return await this.call(method, { ...params, call, text: onText !== undefined });
+    } finally {
+      signal.removeEventListener("abort", cancel);
+      this.#texts.delete(call);
+    }
+  }
+
   /** Releases `handle` when the garbage collector removes `object`. */
   register(object: object, handle: number): void {
     this.#forgotten.register(object, handle, object);
@@ -124,6 +144,10 @@ export class Connection {
     this.#watching.abort();
     await this.#endpoint.call("close", {}).catch(() => undefined);
     this.abandon("the connection was closed");
+  }
+
+  private give(call: unknown, piece: string): void {
+    this.#texts.get(call)?.(piece);
   }
 
   private abandon(fact: string): void {

@@ -12,6 +12,8 @@ export interface HubContent {
 /** One call: the worker's content, and the client. */
 export interface CallContext extends HubContent {
   readonly session: Session;
+  /** Sends the client a message without an answer. It arrives before the answer of the call. */
+  readonly notify: (method: string, params: unknown) => void;
 }
 
 /**

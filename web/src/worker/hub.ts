@@ -84,10 +84,12 @@ export class Hub {
       if (method === "close") return ended();
       const handler = Object.hasOwn(this.#handlers, method) ? this.#handlers[method] : undefined;
       if (!handler) throw new CotensorError("Unsupported", `${method}: the worker has no such method`);
-      return handler(fields, { ...(await this.#content()), session });
+      return handler(fields, { ...(await this.#content()), session, notify: (name, value) => endpoint.notify(name, value) });
     };
     const notification = (method: string, params: unknown): void => {
-      if (method === "release") session?.release((params as { handle?: unknown } | null)?.handle);
+      const { handle, call } = (params ?? {}) as { handle?: unknown; call?: unknown };
+      if (method === "release") session?.release(handle);
+      else if (method === "cancel") session?.cancel(call);
     };
     const endpoint = new Endpoint(port, { request, notification });
   }

@@ -82,7 +82,11 @@ export const modelHandlers: Handlers = {
     const tensors = handles.map((handle) => new SharedTensor(context.store, context.session.find(handle, Tensor).sameFor(context.session.holder)));
     try {
       const inputs = (params["inputs"] ?? {}) as Inputs;
-      return await made.run(inputs, tensors, { signal: context.session.signal }, (result) => answer(context, result));
+      const { call } = params;
+      const onText = (piece: string): void => context.notify("text", { call, piece });
+      return await context.session.cancellable(call, (signal) =>
+        made.run(inputs, tensors, { signal, ...(params["text"] === true ? { onText } : {}) }, (result) => answer(context, result)),
+      );
     } finally {
       for (const tensor of tensors) tensor.release(context.session.holder);
     }

@@ -12,6 +12,8 @@ const OWNED_MAX = 100_000;
 export class Session {
   readonly #owned = new Map<number, Owned>();
   readonly #abort = new AbortController();
+  /** Calls that the client may cancel, by the client's numbers. */
+  readonly #calls = new Map<unknown, AbortController>();
   #next = 1;
 
   constructor(
@@ -57,6 +59,28 @@ export class Session {
     const object = this.#owned.get(handle as number);
     this.#owned.delete(handle as number);
     if (object) dispose(object);
+  }
+
+  /** Runs a call that ends with the session, or when the client cancels its number `call`. */
+  async cancellable<Value>(call: unknown, work: (signal: AbortSignal) => Promise<Value>): Promise<Value> {
+    if (call === undefined) return work(this.signal);
+    if (!Number.isSafeInteger(call) || this.#calls.has(call)) throw new CotensorError("Invalid", "call: an integer that no running call has is required");
+    const abort = new AbortController();
+    const end = (): void => abort.abort(this.signal.reason);
+    this.#calls.set(call, abort);
+    this.signal.addEventListener("abort", end);
+    if (this.signal.aborted) end();
+    try {
+      return await work(abort.signal);
+    } finally {
+      this.signal.removeEventListener("abort", end);
+      this.#calls.delete(call);
+    }
+  }
+
+  /** Cancels a call. Nothing happens once it has ended. */
+  cancel(call: unknown): void {
+    this.#calls.get(call)?.abort();
   }
 
   /** Disposes all objects, the newest first: models use tensors that are older. A second call does nothing. */

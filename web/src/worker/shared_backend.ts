@@ -147,14 +147,15 @@ export class SharedModel {
   }
 
   async #run(inputs: Inputs, tensors: readonly SharedHandle[], { signal, onText }: CallOptions): Promise<Result<SharedHandle>> {
-    signal?.throwIfAborted();
-    if (onText) throw new CotensorError("Unsupported", `onText: ${this.modelId} runs in the worker of the site, which gives a text at its end`);
+    const call = new SharedCall(signal, onText);
     const handles = tensors.map(({ handle }) => handle);
-    const { task, answer, outputs, stages, notices, tensors: made } = await this.#call<ResultAnswer>("model.process", { inputs, tensors: handles });
+    const { task, answer, outputs, stages, notices, tensors: made } = await call.run(() =>
+      this.#called((handle) => this.store.connection.cancellable<ResultAnswer>("model.process", { handle, inputs, tensors: handles }, call.signal, call.onText)),
+    );
     const adopted = Object.fromEntries(Object.entries(made).map(([kind, each]) => [kind, this.store.adopt(each)]));
-    if (signal?.aborted || this.#isDisposed) {
+    if (call.signal.aborted || this.#isDisposed) {
       for (const tensor of Object.values(adopted)) tensor.dispose();
-      signal?.throwIfAborted();
+      call.signal.throwIfAborted();
       throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
     }
     this.#setMade(adopted);
@@ -166,7 +167,12 @@ export class SharedModel {
     this.#made = tensors;
   }
 
-  async #call<Value>(method: string, params: object): Promise<Value> {
+  #call<Value>(method: string, params: object): Promise<Value> {
+    return this.#called((handle) => this.store.connection.call<Value>(method, { handle, ...params }));
+  }
+
+  /** Creates the model, once, and calls it by its handle. */
+  async #called<Value>(call: (handle: number) => Promise<Value>): Promise<Value> {
     if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed; create it again`);
     this.#created ??= this.store.connection.call<ModelAnswer>("model.create", this.#request).catch((error: unknown) => {
       // The next call tries again.
@@ -174,11 +180,54 @@ export class SharedModel {
       throw error;
     });
     this.#answer = await this.#created;
-    return this.store.connection.call<Value>(method, { handle: this.#answer.handle, ...params });
+    return call(this.#answer.handle);
   }
 
   #known(): ModelAnswer {
     if (this.#answer) return this.#answer;
     throw new CotensorError("Conflict", `${this.modelId}: await initialize() first`);
+  }
+}
+
+/** A call that its program may end: by its signal, or by an error of `onText`. */
+class SharedCall {
+  readonly #ended = new AbortController();
+
+  constructor(
+    private readonly given: AbortSignal | undefined,
+    private readonly give: ((piece: string) => void) | undefined,
+  ) {}
+
+  get signal(): AbortSignal {
+    return this.#ended.signal;
+  }
+
+  /** Gives the program a piece of a text, unless the call has ended. */
+  get onText(): ((piece: string) => void) | undefined {
+    const { give } = this;
+    if (!give) return undefined;
+    return (piece) => {
+      if (this.signal.aborted) return;
+      try {
+        give(piece);
+      } catch (error) {
+        this.#ended.abort(error);
+      }
+    };
+  }
+
+  /** The result of the call, or the reason why the program ended it. */
+  async run<Value>(work: () => Promise<Value>): Promise<Value> {
+    const end = (): void => this.#ended.abort(this.given?.reason);
+    this.given?.throwIfAborted();
+    this.given?.addEventListener("abort", end);
+    try {
+      return await work();
+    } catch (error) {
+      this.signal.throwIfAborted();
+      throw error;
+    } finally {
+      this.given?.removeEventListener("abort", end);
+    }
   }
 }
