@@ -28,3 +28,5 @@ cp dist/wasm/cotensor.d.ts src/wasm/
 cp dist/models/cotensor_models.d.ts src/models/
 [ node_modules/.package-lock.json -nt package.json ] || npm install --no-package-lock --no-audit --no-fund --silent
 node_modules/.bin/tsc
+# A first visit downloads no comments of the sources. Those that bundlers read, and the types' documentation, stay.
+(cd dist && find . -name '*.js' -exec ../node_modules/.bin/esbuild --log-level=warning --outdir=. --outbase=. --allow-overwrite {} +)
