@@ -128,9 +128,9 @@ def import_circles(programs):
             yield from (f"  {edge}" for edge in edges)
 
 
-def outside_of_state(crate):
-    """The uses in the daemon's state of what has to come in from outside."""
-    for module in (module for path, module in crate.modules.items() if path[:1] == ("state",)):
+def outside_of_state(crate, folder):
+    """The uses in a folder of the daemon's state of what has to come in from outside."""
+    for module in (module for path, module in crate.modules.items() if path[:1] == (folder,)):
         used = [("::".join(path), line) for path, _, _, line in module.imports]
         used += [(found[0], module.line(found.start())) for found in PATH.finditer(module.text)]
         for name, line in used:
@@ -145,8 +145,9 @@ def main():
     for package in packages.values():
         wrong += dead_files(package)
     wrong += import_circles(programs(packages))
-    root = Path(packages["cotensor-daemon"]["manifest_path"]).parent
-    wrong += outside_of_state(Crate(root / "src/lib.rs"))
+    for package, folder in (("cotensor-daemon", "state"), ("cotensor-supervisor", "journal")):
+        root = Path(packages[package]["manifest_path"]).parent
+        wrong += outside_of_state(Crate(root / "src/lib.rs"), folder)
     print("\n".join(wrong) or f"{len(packages)} crates: all dependencies are allowed, no import circles of files or folders")
     return bool(wrong)
 

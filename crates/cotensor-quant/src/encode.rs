@@ -1,4 +1,4 @@
-//! The nearest codes of a row.
+//! The line of a group, and the nearest codes of its elements: of a group alone, and of all groups of a row.
 
 use crate::codes::pack;
 use crate::expand::{RUN, SCALED};
@@ -164,15 +164,20 @@ mod tests {
     use crate::expand::expand_row;
     use crate::scales::GroupScale;
 
-    /// A row of two runs and three further groups, each group by itself.
+    /// A row of two runs and a further group, which is a run itself if it has 256 elements; each group by itself.
     #[test]
     fn runs_give_the_codes_and_elements_of_single_groups() {
+        const SCALES: [f32; 6] = [0.01, 0.0, -0.02, 6e-8, 0.5, -0.0];
         for width in Width::ALL {
             for group in [16, 32, 64, 128, 256] {
-                let columns = 2 * RUN + 3 * group;
-                let values: Vec<f32> = (0..columns).map(|at| ((at * 37) % 101) as f32 / 50.0 - 1.0).collect();
-                let lines: Vec<Line> =
-                    (0..columns / group).map(|at| Line::new(width, 0.01 * (at + 1) as f32, at as f32 / 7.0)).collect();
+                let columns = 2 * RUN + group;
+                let mut values: Vec<f32> = (0..columns).map(|at| ((at * 37) % 101) as f32 / 50.0 - 1.0).collect();
+                for (at, value) in values.iter_mut().enumerate().filter(|(at, _)| at % 11 == 0) {
+                    *value = [-0.0, f32::from_bits(1), 0.0][at % 3];
+                }
+                let lines: Vec<Line> = (0..columns / group)
+                    .map(|at| Line::new(width, SCALES[at % SCALES.len()], (at % 4) as f32 / 7.0))
+                    .collect();
                 let mut bytes = vec![0; width.bytes(columns)];
                 encode_row(width, group, &values, &lines, &mut bytes);
                 let scales: Vec<GroupScale> =
@@ -188,7 +193,8 @@ mod tests {
                     assert_eq!(packed, bytes[width.bytes(at.start)..width.bytes(at.end)], "{width:?} {group}");
                     unpack(width, &packed, &mut codes);
                     let expected = codes.iter().map(|code| (f32::from(*code) - line.zero) * line.scale + 0.5);
-                    assert!(expected.eq(elements[at].iter().copied()), "{width:?} {group}");
+                    let found = elements[at].iter().map(|value| value.to_bits());
+                    assert!(expected.map(f32::to_bits).eq(found), "{width:?} {group}");
                 }
             }
         }

@@ -41,17 +41,18 @@ fn of_group<const BITS: u32, const GROUP: usize>(codes: &[u8], scales: &[GroupSc
         #[inline(always)]
         || {
             let width = const { Width::of_const(BITS) };
-            let bytes = (width.bytes(RUN), width.bytes(GROUP));
+            let (run_bytes, group_bytes) = (width.bytes(RUN), width.bytes(GROUP));
             let (runs, rest) = out.as_chunks_mut::<RUN>();
             let rest_at = runs.len() * RUN;
             for (number, out) in runs.iter_mut().enumerate() {
                 let mut unpacked = [0; RUN];
-                unpack_run::<BITS, GROUP>(&codes[number * bytes.0..(number + 1) * bytes.0], &mut unpacked);
+                unpack_run::<BITS, GROUP>(&codes[number * run_bytes..(number + 1) * run_bytes], &mut unpacked);
                 let scales = &scales[number * (RUN / GROUP)..(number + 1) * (RUN / GROUP)];
                 scale::<GROUP>(&unpacked, scales, out);
             }
             let (codes, scales) = (&codes[width.bytes(rest_at)..], &scales[rest_at / GROUP..]);
-            for ((bytes, scale_of), out) in codes.chunks_exact(bytes.1).zip(scales).zip(rest.as_chunks_mut::<GROUP>().0)
+            for ((bytes, scale_of), out) in
+                codes.chunks_exact(group_bytes).zip(scales).zip(rest.as_chunks_mut::<GROUP>().0)
             {
                 let mut unpacked = [0; GROUP];
                 unpack(width, bytes, &mut unpacked);

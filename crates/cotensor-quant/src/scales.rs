@@ -108,7 +108,7 @@ impl Scales {
     }
 }
 
-/// Calls `set` with each group and its number.
+/// Calls `set` with each group and the value of its float16 number.
 fn for_each_value(halves: &[f16], groups: &mut [GroupScale], set: impl Fn(&mut GroupScale, f32)) {
     const COUNT: usize = 64;
     for (halves, groups) in halves.chunks(COUNT).zip(groups.chunks_mut(COUNT)) {

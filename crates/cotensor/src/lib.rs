@@ -25,6 +25,7 @@ pub use cotensor_model::pipeline::{
 pub use cotensor_model::pool::{
     HardwarePreferences, PooledModel, Quantizing, ResourcePool, UltraLowPrecision, UltraLowPrecisionOptions,
 };
+pub use cotensor_model::tensor::TensorRef;
 pub use cotensor_sharing::{Registration, SharedTensor, SharedTensorView, TensorSharingManager};
 pub use cotensor_store::{
     BlobStore, ComputationStore, Lease, LocalStore, MemoryControl, SharingConfig, Store, StoreReports, TensorStore,

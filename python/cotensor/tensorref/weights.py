@@ -54,11 +54,13 @@ class Weight:
 
     def is_stale(self) -> bool:
         """Whether the copy may differ from the host's memory."""
+        if self.exposed:
+            return True
         owners = self.owners
-        if len(owners) == 1 and not self.exposed:
-            # As :meth:`state`, for each operation.
+        if len(owners) == 1:
+            # As :meth:`state`, without its call: each operation asks for each of its weights.
             return self.seen != self.edits + owners[0].tensor._version
-        return self.exposed or self.seen != self.state()
+        return self.seen != self.state()
 
     def fetch(self, device: torch.device, copies: Copies) -> None:
         """Copies to the device."""

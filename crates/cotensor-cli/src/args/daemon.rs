@@ -98,7 +98,7 @@ pub(crate) struct ServeArgs {
     )]
     pub(crate) allow_host: Vec<String>,
     /// Log level on standard error: off, error, warn, info, debug, trace, or a list such as
-    /// `warn,cotensor_daemon=debug`.
+    /// `warn,cotensor_daemon=debug,cotensor_supervisor=debug`.
     #[arg(long, env = settings::LOG.variable, value_name = "LEVEL", value_parser = super::serve_values::log_argument)]
     pub(crate) log: Option<String>,
     /// Log every session and call; the same as --log debug.

@@ -30,7 +30,7 @@ pub(crate) fn filter(text: &str) -> Result<Targets> {
         known.ok_or_else(|| {
             let known = levels.map(|(known, _)| known).join(", ");
             let message = format!(
-                "{name:?} is not a log level; levels are {known}, or a list such as warn,cotensor_daemon=debug"
+                "{name:?} is not a log level; levels are {known}, or a list such as warn,cotensor_daemon=debug,cotensor_supervisor=debug"
             );
             Error::invalid(message).in_field("--log")
         })
@@ -68,7 +68,13 @@ mod tests {
 
     #[test]
     fn log_filters_are_parsed_and_wrong_ones_refused() {
-        for good in ["warn", "OFF", "warn,cotensor_daemon=debug", " cotensor_daemon = trace , info ", "info,"] {
+        for good in [
+            "warn",
+            "OFF",
+            "warn,cotensor_daemon=debug,cotensor_supervisor=debug",
+            " cotensor_daemon = trace , info ",
+            "info,",
+        ] {
             filter(good).unwrap();
         }
         let part = filter("cotensor_daemon=debug").unwrap();

@@ -67,7 +67,7 @@ settings! {
     AUTOSTART "COTENSOR_AUTOSTART" "--autostart" "true" "Whether commands and clients start a daemon when none answers.";
     IDLE_EXIT "COTENSOR_IDLE_EXIT" "--idle-exit" "never; 10min for a daemon that a client started" "Time, such as 10min, without clients and tensors after which the daemon ends.";
     MODEL_TTL "COTENSOR_MODEL_TTL" "--model-ttl" "10min" "Time, such as 1h, without requests after which a model that the daemon serves below /v1 is unloaded; 0 for never.";
-    LOG "COTENSOR_LOG" "--log" "info" "Log level of the daemon: off, error, warn, info, debug, trace, or a list such as `warn,cotensor_daemon=debug`.";
+    LOG "COTENSOR_LOG" "--log" "info" "Log level of the daemon: off, error, warn, info, debug, trace, or a list such as `warn,cotensor_daemon=debug,cotensor_supervisor=debug`.";
 }
 
 #[cfg(test)]

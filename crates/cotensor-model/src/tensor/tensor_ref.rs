@@ -43,6 +43,19 @@ impl<'a> TensorRef<'a> {
         Ok(Self { dtype, shape, elements: Elements::Host(bytes) })
     }
 
+    /// A tensor in host memory, as bytes in the order of the machine.
+    ///
+    /// # Errors
+    /// `Invalid` in the field `shape` for one that no tensor has, and in the field `bytes` for another number of them.
+    pub fn of_bytes(dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> Result<Self> {
+        let wanted = Layout::contiguous(dtype, shape).map_err(|error| error.in_field("shape"))?.size_bytes();
+        if wanted != bytes.len() {
+            return Err(Error::invalid(format!("{} bytes for {dtype} {shape:?}, which has {wanted}", bytes.len()))
+                .in_field("bytes"));
+        }
+        Ok(Self { dtype, shape, elements: Elements::Host(bytes) })
+    }
+
     /// A `float32` tensor in host memory.
     ///
     /// # Errors

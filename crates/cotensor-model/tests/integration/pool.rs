@@ -370,6 +370,16 @@ fn shared_tensor_is_leased_to_its_consumers() {
     assert!(leases.iter().all(|lease| lease.device() == Device::Cpu));
     drop(leases);
 
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    let tensor = |shape, bytes| TensorRef::of_bytes(DType::F32, shape, bytes);
+    let of_file =
+        pool.share_tensor_between_models(tensor(&[24], &bytes).unwrap(), "of_file", "bert", &[], "cpu").unwrap();
+    assert_eq!(of_file[0].bytes().unwrap(), bytes);
+    drop(of_file);
+    for (shape, bytes, field) in [(&[2, 3, 4][..], &bytes[..95], "bytes"), (&[usize::MAX, 2], &bytes[..], "shape")] {
+        let error = tensor(shape, bytes).err().unwrap();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some(field)), "{error}");
+    }
     for (storage, kind) in [("cuda", ErrorKind::Unsupported), ("floppy", ErrorKind::Invalid)] {
         let error = share(&[24], "x", storage).unwrap_err();
         assert_eq!((error.kind(), error.field()), (kind, Some("storage_type")), "{error}");

@@ -59,7 +59,7 @@ impl RowLines {
         Self { scales: zeros(), offsets: zeros(), stored: Vec::with_capacity(groups) }
     }
 
-    /// Writes them as float16, and the nearest codes of the values of that.
+    /// Writes the numbers as float16, and the codes that are nearest with the numbers as float16 keeps them.
     fn write(&mut self, row: usize, weights: &[f32], tensor: &mut QuantTensor) {
         let (width, group, groups) = (tensor.spec().width(), tensor.spec().group(), self.scales.len());
         let (codes, scales) = tensor.parts_mut();
