@@ -81,6 +81,8 @@ async function answer(request, response, headers, folders, log) {
 export async function serve({ headers = {}, folders = {} } = {}) {
   const requests = [];
   const server = createServer((request, response) => void answer(request, response, headers, { ...FOLDERS, ...folders }, requests));
+  // By default Node closes a connection after five idle seconds, perhaps while a client in the same busy process sends its next request.
+  server.keepAliveTimeout = 0;
   await new Promise((resolve, reject) => server.once("error", reject).listen(0, "127.0.0.1", resolve));
   return {
     requests,

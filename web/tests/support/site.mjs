@@ -24,6 +24,8 @@ export async function serveFolders(folders) {
       response.writeHead(404).end();
     }
   });
+  // By default Node closes a connection after five idle seconds, perhaps while a client in the same busy process sends its next request.
+  server.keepAliveTimeout = 0;
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
   const close = () => (server.closeAllConnections(), server.close());
   return { url: `http://127.0.0.1:${server.address().port}/`, requests, close };
