@@ -45,6 +45,8 @@ ALLOWED = {
         "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-formats",
         "cotensor-functions", "cotensor-hub", "cotensor-quant", "cotensor-serving"
     },
+    # A library for tests.
+    "cotensor-fake-cuda": set(),
     "cotensor-demo": {"cotensor"},
     "cotensor-inspect": {"cotensor-core", "cotensor-memory", "cotensor-client"},
     "cotensor-soak": {

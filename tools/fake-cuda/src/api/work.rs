@@ -1,0 +1,75 @@
+//! Contexts, streams and their work.
+
+use super::put;
+use crate::codes::INVALID_VALUE;
+use crate::process::{Work, enter};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+/// `CU_STREAM_NON_BLOCKING`. This library has no default stream, so all streams are alike.
+const NON_BLOCKING: c_uint = 1;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 {
+    // SAFETY: the caller promises it (see the module `api`).
+    enter("cuDevicePrimaryCtxRetain", |process| unsafe { put(context, process.contexts.retain(device)?) })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
+    enter("cuDevicePrimaryCtxRelease_v2", |process| process.release_context(device))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxPushCurrent_v2(context: u64) -> u32 {
+    enter("cuCtxPushCurrent_v2", |process| process.contexts.push(context))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut u64) -> u32 {
+    // SAFETY: the caller promises it (see the module `api`).
+    enter("cuCtxPopCurrent_v2", |process| unsafe { put(context, process.contexts.pop()?) })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSynchronize() -> u32 {
+    enter("cuCtxSynchronize", |process| process.synchronize_all())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreate(stream: *mut u64, flags: c_uint) -> u32 {
+    enter("cuStreamCreate", |process| {
+        if flags > NON_BLOCKING {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller promises it (see the module `api`).
+        unsafe { put(stream, process.stream()?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: u64) -> u32 {
+    enter("cuStreamSynchronize", |process| process.synchronize(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamDestroy_v2(stream: u64) -> u32 {
+    enter("cuStreamDestroy_v2", |process| process.destroy(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8Async(address: c_ulonglong, value: u8, bytes: usize, stream: u64) -> u32 {
+    let work = Work::Fill { address, value, bytes: bytes as u64 };
+    enter("cuMemsetD8Async", |process| process.submit(stream, work))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoDAsync_v2(address: c_ulonglong, source: *const c_void, bytes: usize, stream: u64) -> u32 {
+    let work = Work::Write { address, source: source as usize, bytes: bytes as u64 };
+    enter("cuMemcpyHtoDAsync_v2", |process| process.submit(stream, work))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, address: c_ulonglong, bytes: usize, stream: u64) -> u32 {
+    let work = Work::Read { address, target: target as usize, bytes: bytes as u64 };
+    enter("cuMemcpyDtoHAsync_v2", |process| process.submit(stream, work))
+}

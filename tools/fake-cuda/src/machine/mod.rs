@@ -1,0 +1,124 @@
+//! The machine: a folder with a file for each allocation, and settings. All processes that use it see the same.
+
+mod handle;
+mod settings;
+
+use handle::Handle;
+pub(crate) use handle::duplicate;
+pub(crate) use settings::Settings;
+
+use crate::codes::{OUT_OF_MEMORY, Outcome, UNKNOWN};
+use std::fs::{File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Allocations are multiples of this many bytes.
+pub(crate) const GRANULARITY: u64 = 2 << 20;
+const SETTINGS: &str = "settings";
+/// The file whose lock a process has while it creates an allocation.
+const LOCK: &str = "lock";
+/// The first and the last bytes of new memory: the driver's documentation promises no zeros.
+static FORMER: [u8; 64 << 10] = [0xA5; 64 << 10];
+
+/// The hardware. Its content is the folder's.
+#[derive(Clone)]
+pub(crate) struct Machine {
+    folder: PathBuf,
+}
+
+/// Memory of a device. It exists while this value, or a duplicate of its handle in any process, does.
+pub(crate) struct Allocation {
+    /// The device's index on the machine.
+    pub(crate) device: u32,
+    pub(crate) bytes: u64,
+    /// The content.
+    pub(crate) file: File,
+    handle: Handle,
+}
+
+impl Machine {
+    pub(crate) fn at(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        Settings::parse(&std::fs::read_to_string(self.folder.join(SETTINGS)).unwrap_or_default())
+    }
+
+    /// Replaces the settings: a process reads the old or the new ones.
+    pub(crate) fn configure(&self, settings: &Settings) -> std::io::Result<()> {
+        let (new, path) = (self.folder.join("settings.new"), self.folder.join(SETTINGS));
+        std::fs::write(&new, settings.to_text())?;
+        std::fs::rename(new, path)
+    }
+
+    /// Allocates memory, with bytes that are left from former programs.
+    pub(crate) fn allocate(&self, device: u32, bytes: u64) -> Outcome<Allocation> {
+        let _lock = self.lock().map_err(|_| UNKNOWN)?;
+        let used = self.used_bytes(device).map_err(|_| UNKNOWN)?;
+        if used.saturating_add(bytes) > self.settings().memory_bytes {
+            return Err(OUT_OF_MEMORY);
+        }
+        // The handle first: a file without one is free memory.
+        let handle = Handle::create().map_err(|_| UNKNOWN)?;
+        let path = self.path(device, handle.number());
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(|_| UNKNOWN)?;
+        file.set_len(bytes).map_err(|_| UNKNOWN)?;
+        for offset in [0, bytes - FORMER.len() as u64] {
+            file.write_all_at(&FORMER, offset).map_err(|_| UNKNOWN)?;
+        }
+        Ok(Allocation { device, bytes, file, handle })
+    }
+
+    /// The allocation of an exported descriptor; none if the descriptor is something else.
+    pub(crate) fn open(&self, descriptor: OwnedFd) -> Option<Allocation> {
+        let handle = Handle::of(descriptor)?;
+        (0..self.settings().devices).find_map(|device| {
+            let path = self.path(device, handle.number());
+            let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+            let bytes = file.metadata().ok()?.len();
+            Some(Allocation { device, bytes, file, handle: handle.duplicate().ok()? })
+        })
+    }
+
+    /// Bytes of all allocations of a device. Removes the files of those that no process has.
+    pub(crate) fn used_bytes(&self, device: u32) -> std::io::Result<u64> {
+        let mut used = 0;
+        for entry in std::fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let Some((of, number)) = name.to_str().and_then(|name| name.strip_prefix("memory-")?.split_once('-'))
+            else {
+                continue;
+            };
+            let (Ok(of), Ok(number)) = (of.parse::<u32>(), number.parse()) else { continue };
+            if of != device {
+                continue;
+            }
+            if Handle::exists(number)? {
+                used += entry.metadata()?.len();
+            } else {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+        Ok(used)
+    }
+
+    fn path(&self, device: u32, number: u64) -> PathBuf {
+        self.folder.join(format!("memory-{device}-{number}"))
+    }
+
+    fn lock(&self) -> std::io::Result<File> {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.folder.join(LOCK))?;
+        file.lock()?;
+        Ok(file)
+    }
+}
+
+impl Allocation {
+    /// A descriptor that another process can open.
+    pub(crate) fn export(&self) -> std::io::Result<OwnedFd> {
+        self.handle.duplicate().map(Handle::into_descriptor)
+    }
+}

@@ -1,0 +1,83 @@
+//! What a machine is: one `name value` a line.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// The settings of a machine, which tests change while programs run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    pub(crate) devices: u32,
+    /// Memory of each device.
+    pub(crate) memory_bytes: u64,
+    /// Of the driver: 1000 * major + 10 * minor.
+    pub(crate) version: u32,
+    /// Whether a device can access the memory of another one.
+    pub(crate) peer_access: bool,
+    /// Functions that fail, with their results.
+    pub(crate) failures: BTreeMap<String, u32>,
+    /// Processes whose contexts are lost, with the results of all their calls.
+    pub(crate) lost: BTreeMap<u32, u32>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let (failures, lost) = (BTreeMap::new(), BTreeMap::new());
+        Self { devices: 1, memory_bytes: 1 << 30, version: 13_000, peer_access: false, failures, lost }
+    }
+}
+
+impl Settings {
+    /// Lines that are not understood have no effect.
+    pub(super) fn parse(text: &str) -> Self {
+        let mut settings = Self::default();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let number = |index: usize| words.get(index).and_then(|word| word.parse::<u64>().ok());
+            let small = |index| number(index).and_then(|value| u32::try_from(value).ok());
+            match words.first().copied() {
+                Some("devices") => settings.devices = small(1).unwrap_or(settings.devices),
+                Some("memory") => settings.memory_bytes = number(1).unwrap_or(settings.memory_bytes),
+                Some("version") => settings.version = small(1).unwrap_or(settings.version),
+                Some("peer_access") => settings.peer_access = true,
+                Some("fail") => settings.failures.extend(words.get(1).map(|name| (*name).to_owned()).zip(small(2))),
+                Some("lost") => settings.lost.extend(small(1).zip(small(2))),
+                _ => {}
+            }
+        }
+        settings
+    }
+
+    pub(super) fn to_text(&self) -> String {
+        let Self { devices, memory_bytes, version, peer_access, failures, lost } = self;
+        let mut text = format!("devices {devices}\nmemory {memory_bytes}\nversion {version}\n");
+        if *peer_access {
+            text.push_str("peer_access\n");
+        }
+        for (name, code) in failures {
+            let _ = writeln!(text, "fail {name} {code}");
+        }
+        for (process, code) in lost {
+            let _ = writeln!(text, "lost {process} {code}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_parse_back() {
+        let settings = Settings {
+            devices: 3,
+            memory_bytes: 7 << 21,
+            version: 11_040,
+            peer_access: true,
+            failures: [("cuMemMap".to_owned(), 2)].into(),
+            lost: [(17, 700)].into(),
+        };
+        assert_eq!(Settings::parse(&settings.to_text()), settings);
+        assert_eq!(Settings::parse("devices x\nfail\nnonsense 1"), Settings::default());
+    }
+}

@@ -1,0 +1,179 @@
+//! The driver: what a process has made with it, and the entrance of all functions.
+
+use super::addresses::Addresses;
+use super::contexts::Contexts;
+use super::streams::{Streams, Work};
+use crate::codes::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, Outcome};
+use crate::machine::{Allocation, Machine, Settings};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The driver; none before `cuInit`.
+static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
+
+/// What the driver of a process knows.
+pub(crate) struct Process {
+    pub(crate) machine: Machine,
+    pub(crate) settings: Settings,
+    /// The process that has called `cuInit`.
+    id: u32,
+    /// The machine's devices by the numbers that they have here.
+    visible: Vec<u32>,
+    handles: HashMap<u64, Arc<Allocation>>,
+    pub(crate) addresses: Addresses,
+    pub(crate) contexts: Contexts,
+    streams: Streams,
+    /// The result of all calls, once the contexts are lost.
+    lost: Option<u32>,
+    /// The last handle.
+    last: u64,
+}
+
+/// Initializes the driver.
+pub(crate) fn initialize() -> Outcome {
+    let mut process = lock();
+    match &*process {
+        Some(process) if process.id != std::process::id() => return Err(NOT_INITIALIZED),
+        Some(_) => return Ok(()),
+        None => {}
+    }
+    let machine = Machine::at(&crate::fake::own_folder().ok_or(NO_DEVICE)?);
+    let settings = machine.settings();
+    if let Some(&code) = settings.failures.get("cuInit") {
+        return Err(code);
+    }
+    let visible = visible(settings.devices, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+    if visible.is_empty() {
+        return Err(NO_DEVICE);
+    }
+    *process = Some(Process {
+        machine,
+        settings,
+        id: std::process::id(),
+        contexts: Contexts::of(visible.len()),
+        visible,
+        handles: HashMap::new(),
+        addresses: Addresses::default(),
+        streams: Streams::default(),
+        lost: None,
+        last: 0,
+    });
+    Ok(())
+}
+
+/// Runs `call`, the function `name`, if the driver is usable.
+pub(crate) fn enter(name: &str, call: impl FnOnce(&mut Process) -> Outcome) -> u32 {
+    let mut process = lock();
+    let Some(process) = process.as_mut().filter(|process| process.id == std::process::id()) else {
+        return NOT_INITIALIZED;
+    };
+    process.settings = process.machine.settings();
+    process.lost = process.lost.or_else(|| process.settings.lost.get(&process.id).copied());
+    let failure = process.lost.or_else(|| process.settings.failures.get(name).copied());
+    match failure {
+        Some(code) => code,
+        None => call(process).err().unwrap_or(0),
+    }
+}
+
+fn lock() -> MutexGuard<'static, Option<Process>> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The devices that a process sees, by the value of `CUDA_VISIBLE_DEVICES`: numbers, separated by commas, up to the first that does
+/// not exist.
+fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
+    let Some(variable) = variable else { return (0..devices).collect() };
+    let numbers = variable.split(',').map(|number| number.trim().parse().ok().filter(|number| *number < devices));
+    numbers.map_while(|number| number).collect()
+}
+
+impl Process {
+    pub(crate) fn devices(&self) -> usize {
+        self.visible.len()
+    }
+
+    /// The machine's index of a device of this process.
+    pub(crate) fn device(&self, ordinal: i32) -> Outcome<u32> {
+        let index = usize::try_from(ordinal).ok();
+        index.and_then(|index| self.visible.get(index)).copied().ok_or(INVALID_DEVICE)
+    }
+
+    /// A new handle.
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Adds an allocation. Returns its handle.
+    pub(crate) fn add(&mut self, allocation: Allocation) -> Outcome<u64> {
+        if !self.visible.contains(&allocation.device) {
+            return Err(INVALID_VALUE);
+        }
+        let handle = self.next();
+        self.handles.insert(handle, Arc::new(allocation));
+        Ok(handle)
+    }
+
+    pub(crate) fn allocation(&self, handle: u64) -> Outcome<&Arc<Allocation>> {
+        self.handles.get(&handle).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn release(&mut self, handle: u64) -> Outcome {
+        self.handles.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    /// Releases the context of a device. The last time, its streams end.
+    pub(crate) fn release_context(&mut self, ordinal: i32) -> Outcome {
+        if self.contexts.release(ordinal)? {
+            self.streams.remove_all(ordinal);
+        }
+        Ok(())
+    }
+
+    /// Makes a stream in the current context.
+    pub(crate) fn stream(&mut self) -> Outcome<u64> {
+        let ordinal = self.contexts.current()?;
+        let (handle, device) = (self.next(), self.device(ordinal)?);
+        self.streams.add(handle, ordinal, device);
+        Ok(handle)
+    }
+
+    /// Adds work to a stream of the current context.
+    pub(crate) fn submit(&mut self, stream: u64, work: Work) -> Outcome {
+        self.streams.submit(stream, self.contexts.current()?, work, &self.addresses)
+    }
+
+    /// Runs the work of a stream. The contexts are lost when it fails.
+    pub(crate) fn synchronize(&mut self, stream: u64) -> Outcome {
+        let done = self.streams.run(stream, &self.addresses);
+        self.lost = self.lost.or(done.err().filter(|code| *code != INVALID_HANDLE));
+        done
+    }
+
+    /// Runs the work of all streams of the current context.
+    pub(crate) fn synchronize_all(&mut self) -> Outcome {
+        let streams = self.streams.all(self.contexts.current()?);
+        streams.into_iter().try_for_each(|stream| self.synchronize(stream))
+    }
+
+    /// Runs the work of a stream, and removes it.
+    pub(crate) fn destroy(&mut self, stream: u64) -> Outcome {
+        self.synchronize(stream)?;
+        self.streams.remove(stream);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::visible;
+
+    #[test]
+    fn variable_selects_devices() {
+        assert_eq!(visible(3, None), [0, 1, 2]);
+        assert_eq!(visible(3, Some("2,0")), [2, 0]);
+        assert_eq!(visible(3, Some("1,7,0")), [1]);
+        assert!(visible(3, Some("")).is_empty());
+    }
+}

@@ -1,0 +1,111 @@
+//! Streams. Their work runs when a function must wait for it, and not before.
+
+use super::addresses::{Access, Addresses};
+use crate::codes::{ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, Outcome, UNKNOWN};
+use std::collections::{HashMap, VecDeque};
+use std::os::unix::fs::FileExt;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// The most bytes that a fill writes at once.
+const FILL_BYTES: u64 = 1 << 20;
+
+struct Stream {
+    /// The device, by its number in this process.
+    ordinal: i32,
+    /// The same by its index on the machine.
+    device: u32,
+    queue: VecDeque<Work>,
+}
+
+/// Work of a stream. The caller keeps the host's memory until the work has run, as the driver's documentation demands.
+#[derive(Clone, Copy)]
+pub(crate) enum Work {
+    /// Copies from the host.
+    Write { address: u64, source: usize, bytes: u64 },
+    /// Copies to the host.
+    Read { address: u64, target: usize, bytes: u64 },
+    /// Sets each byte.
+    Fill { address: u64, value: u8, bytes: u64 },
+}
+
+impl Work {
+    /// The device memory that it needs, and for what.
+    fn needs(self) -> (u64, u64, Access) {
+        match self {
+            Self::Write { address, bytes, .. } | Self::Fill { address, bytes, .. } => {
+                (address, bytes, Access::ReadWrite)
+            }
+            Self::Read { address, bytes, .. } => (address, bytes, Access::Read),
+        }
+    }
+}
+
+/// The streams of a process.
+#[derive(Default)]
+pub(crate) struct Streams {
+    streams: HashMap<u64, Stream>,
+}
+
+impl Streams {
+    /// Adds a stream of a device.
+    pub(super) fn add(&mut self, handle: u64, ordinal: i32, device: u32) {
+        self.streams.insert(handle, Stream { ordinal, device, queue: VecDeque::new() });
+    }
+
+    /// Removes the streams of a device, with their work.
+    pub(super) fn remove_all(&mut self, ordinal: i32) {
+        self.streams.retain(|_, stream| stream.ordinal != ordinal);
+    }
+
+    /// Removes a stream.
+    pub(super) fn remove(&mut self, stream: u64) {
+        self.streams.remove(&stream);
+    }
+
+    /// The streams of a device.
+    pub(super) fn all(&self, ordinal: i32) -> Vec<u64> {
+        let of = self.streams.iter().filter(|(_, stream)| stream.ordinal == ordinal);
+        of.map(|(stream, _)| *stream).collect()
+    }
+
+    /// Adds work to a stream of a device. An address without the needed access is an error at once, and the context stays usable.
+    pub(super) fn submit(&mut self, stream: u64, ordinal: i32, work: Work, addresses: &Addresses) -> Outcome {
+        let stream = self.streams.get_mut(&stream).filter(|stream| stream.ordinal == ordinal);
+        let stream = stream.ok_or(INVALID_HANDLE)?;
+        let (address, bytes, access) = work.needs();
+        addresses.memory(address, bytes, stream.device, access).ok_or(INVALID_VALUE)?;
+        stream.queue.push_back(work);
+        Ok(())
+    }
+
+    /// Runs the work of a stream.
+    pub(super) fn run(&mut self, stream: u64, addresses: &Addresses) -> Outcome {
+        let stream = self.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
+        std::mem::take(&mut stream.queue).into_iter().try_for_each(|work| run(stream.device, work, addresses))
+    }
+}
+
+fn run(device: u32, work: Work, addresses: &Addresses) -> Outcome {
+    let (address, bytes, access) = work.needs();
+    let (memory, offset) = addresses.memory(address, bytes, device, access).ok_or(ILLEGAL_ADDRESS)?;
+    let done = match work {
+        Work::Write { source, bytes, .. } => {
+            // SAFETY: the caller of the copy promises that these bytes exist until the work has run.
+            let source = unsafe { from_raw_parts(source as *const u8, bytes as usize) };
+            memory.file.write_all_at(source, offset)
+        }
+        Work::Read { target, bytes, .. } => {
+            // SAFETY: the caller of the copy promises that these bytes exist until the work has run, and that no other
+            // code uses them meanwhile.
+            let target = unsafe { from_raw_parts_mut(target as *mut u8, bytes as usize) };
+            memory.file.read_exact_at(target, offset)
+        }
+        Work::Fill { value, bytes, .. } => {
+            let part = vec![value; bytes.min(FILL_BYTES) as usize];
+            let mut parts = (0..bytes).step_by(FILL_BYTES as usize);
+            let len = |start: u64| (bytes - start).min(FILL_BYTES) as usize;
+            parts.try_for_each(|start| memory.file.write_all_at(&part[..len(start)], offset + start))
+        }
+    };
+    done.map_err(|_| UNKNOWN)
+}
