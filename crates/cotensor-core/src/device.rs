@@ -2,6 +2,9 @@ use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
+/// The unit in which memory of CUDA devices is allocated: what the driver of every known device answers.
+const CUDA_UNIT_BYTES: u64 = 2 << 20;
+
 /// The memory space of a tensor's bytes. Written `cpu`, `cuda:0`, `webgpu`, `webnn`, `fake:0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[non_exhaustive]
@@ -9,7 +12,7 @@ pub enum Device {
     /// Host memory: programs read its bytes by address.
     #[default]
     Cpu,
-    /// A CUDA device, by its index.
+    /// A CUDA device, by its number on the machine, which all processes share.
     Cuda(u32),
     /// The browser's GPU.
     WebGpu,
@@ -24,6 +27,16 @@ impl Device {
     #[must_use]
     pub fn is_host(self) -> bool {
         self == Device::Cpu
+    }
+
+    /// The bytes that a segment of `len` bytes takes from the device's memory, and so from its budget. CUDA's driver allocates whole units
+    /// of 2 MiB, and at least one.
+    #[must_use]
+    pub fn allocated_bytes(self, len: u64) -> u64 {
+        match self {
+            Device::Cuda(_) => len.max(1).checked_next_multiple_of(CUDA_UNIT_BYTES).unwrap_or(u64::MAX),
+            _ => len,
+        }
     }
 
     /// Why no program outside of a browser has the device; `None` for a device that a machine can have.
@@ -84,6 +97,14 @@ impl FromStr for Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_of_cuda_is_allocated_in_units() {
+        let (host, cuda) = (Device::Cpu, Device::Cuda(3));
+        let sizes = [0, 1, 2 << 20, (2 << 20) + 1, u64::MAX];
+        assert_eq!(sizes.map(|len| host.allocated_bytes(len)), sizes);
+        assert_eq!(sizes.map(|len| cuda.allocated_bytes(len)), [2 << 20, 2 << 20, 2 << 20, 4 << 20, u64::MAX]);
+    }
 
     #[test]
     fn device_names_parse_back() {

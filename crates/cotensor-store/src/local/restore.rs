@@ -59,13 +59,13 @@ impl LocalStore {
         self.names.skip(name_id);
     }
 
-    /// Takes `bytes` from the budget of `device` for a segment that a former store held, even beyond the limit, because
+    /// Takes the bytes of a segment from the budget of `device`, which a former store held, even beyond the limit, because
     /// it exists.
     ///
     /// # Errors
     /// `Unsupported` for a device that the store does not have.
     pub fn charge_existing(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
-        Ok(self.devices.budget(device)?.take_unchecked(bytes))
+        Ok(self.devices.budget(device)?.take_unchecked(device.allocated_bytes(bytes)))
     }
 
     /// Opens a segment again, so that tensors can be added.

@@ -26,12 +26,17 @@ pub fn device_conformance(device: Device, make: &dyn Fn(u64) -> OpenStore) {
     println!("device blobs are filled once");
     device_blobs_are_filled_once(device, &make(u64::MAX));
     println!("each device has its own budget");
-    each_device_has_its_own_budget(device, &make(4 * LARGE as u64));
+    each_device_has_its_own_budget(device, &make(4 * taken(device, LARGE)));
 }
 
 fn on(store: &Arc<dyn Store>, device: Device) -> DeviceStats {
     let name = device.to_string();
     store.stats().devices.into_iter().find(|stats| stats.device == name).expect("the device is in the report")
+}
+
+/// The bytes of the device that a segment of `bytes` takes.
+fn taken(device: Device, bytes: usize) -> u64 {
+    device.allocated_bytes(bytes as u64)
 }
 
 fn transferred(store: &Arc<dyn Store>) -> u64 {
@@ -77,7 +82,7 @@ fn device_tensor_has_versions_views_and_reports(device: Device, open: &OpenStore
     drop((first, second));
     until("the older version is freed", || on(&one, device).tensors == 1);
     // Its memory comes back with the last reference, a moment after its record.
-    until("the view holds its tensor alone", || on(&other, device).memory_usage_bytes == LARGE as u64);
+    until("the view holds its tensor alone", || on(&other, device).memory_usage_bytes == taken(device, LARGE));
     let info = one.diagnostics().tensors.remove(0);
     assert_eq!((&*info.device, &*info.memory, info.bytes), (&*device.to_string(), "device", LARGE as u64));
     let host = other.stats();
@@ -158,7 +163,7 @@ fn device_blobs_are_filled_once(device: Device, open: &OpenStore) {
     };
     let leases = [lease_all(&one), lease_all(&other)];
     assert_eq!(source.0, 3, "the second client finds all blobs");
-    assert_eq!(on(&one, device).memory_usage_bytes, 3 * LARGE as u64 / 2);
+    assert_eq!(on(&one, device).memory_usage_bytes, taken(device, 3 * LARGE / 2));
     // On the host they are other tensors.
     let host: Vec<BlobSpec> = specs.iter().map(|spec| BlobSpec { device: Device::Cpu, ..spec.clone() }).collect();
     let on_host = one.blobs(&host, &mut source, &one.holder("m")).expect("blobs");
@@ -168,22 +173,24 @@ fn device_blobs_are_filled_once(device: Device, open: &OpenStore) {
 
 fn each_device_has_its_own_budget(device: Device, open: &OpenStore) {
     let (one, other) = (open(), open());
+    let large = taken(device, LARGE);
+    let bytes = large as usize;
     drop(put(&*one, cached("on the host", 3 * LARGE, 1), 1));
-    let held = put(&*one, cached("held", LARGE, 1).on(device), 2);
-    drop(put(&*one, cached("free", 2 * LARGE, 1).on(device), 3));
+    let held = put(&*one, cached("held", bytes, 1).on(device), 2);
+    drop(put(&*one, cached("free", 2 * bytes, 1).on(device), 3));
     let stats = on(&other, device);
-    assert_eq!((stats.memory_usage_bytes, stats.max_memory_bytes), (3 * LARGE as u64, Some(4 * LARGE as u64)));
-    let error = other.reserve(spec("more", 4 * LARGE).on(device), &other.holder("m")).expect_err("one tensor is held");
+    assert_eq!((stats.memory_usage_bytes, stats.max_memory_bytes), (3 * large, Some(4 * large)));
+    let error = other.reserve(spec("more", 4 * bytes).on(device), &other.holder("m")).expect_err("one tensor is held");
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     for part in ["more", "writer", &device.to_string()] {
         assert!(error.to_string().contains(part), "{part:?} is not in {error}");
     }
-    let more = || other.reserve(spec("more", 3 * LARGE).on(device), &other.holder("m"));
+    let more = || other.reserve(spec("more", 3 * bytes).on(device), &other.holder("m"));
     until("the free tensor is evicted", || more().is_ok());
     let mut left: Vec<String> = other.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect();
     left.sort();
     assert_eq!(left, ["held", "on the host"], "host memory is of no use to the device");
-    assert_eq!(on(&other, device).memory_usage_bytes, LARGE as u64);
+    assert_eq!(on(&other, device).memory_usage_bytes, large);
     assert_eq!(held.copy_to_host().expect("copy")[0], 2);
     other.prefault(device, LARGE, 2).expect("prefault");
     let absent = Device::Fake(u32::MAX);

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl LocalStore {
-    /// Takes `bytes` from the budget of `device`. Evicts unleased tensors if that makes enough room, else none.
+    /// Takes what a segment of `bytes` takes from the budget of `device`. Evicts unleased tensors if that makes enough room, else
+    /// none.
     pub(crate) fn charge(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
-        let budget = self.devices.budget(device)?;
+        let (budget, bytes) = (self.devices.budget(device)?, device.allocated_bytes(bytes));
         self.take_evicting(budget, bytes, Want::Memory, || budget.take(bytes))
     }
 
