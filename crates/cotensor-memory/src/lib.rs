@@ -7,11 +7,12 @@
 //! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of local stores |
 //! | `channel` | frames that one process writes again and again, and others read |
 //! | `pack_cache` | the on-disk cache of weights |
+//! | `device` | memory of GPUs |
 //! | `testing` (feature) | a fake device whose memory processes share |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!
-//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse`, `channel` and `pack_cache`. Memory
-//! of a device belongs into a module `device`, beside `host`.
+//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse`, `channel` and `pack_cache`.
+//! `device` is beside `host`.
 //!
 //! This is the only crate below the bindings that may use `unsafe`. The comment of each block names the guard, the
 //! bounds check and the keep-alive that it relies on.
@@ -19,6 +20,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod channel;
+mod device;
 mod host;
 mod mapping;
 mod pack_cache;
@@ -31,6 +33,7 @@ pub use channel::{
     ChannelFiles, ChannelSize, ChannelWriter, FrameHold, Loan, Policy, RingReader, frame_count, is_page_taken,
     is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
+pub use device::{CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE};
 pub use host::{
     ForeignMemfd, Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PrivateMapping,
     SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,

@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod cuda;
 mod processes;
 mod sandbox;

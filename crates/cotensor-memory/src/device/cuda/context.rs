@@ -1,0 +1,129 @@
+//! The primary context of a device, in which bytes are copied.
+
+use super::driver::CudaDriver;
+use super::functions::NON_BLOCKING;
+use super::mapping::Mapping;
+use cotensor_core::Result;
+use std::sync::Arc;
+
+/// The context that all libraries of this process share, and a stream of its own in it.
+pub(super) struct Context {
+    retained: Retained,
+    stream: usize,
+}
+
+/// A count of the primary context.
+struct Retained {
+    driver: Arc<CudaDriver>,
+    ordinal: i32,
+    context: usize,
+}
+
+impl Context {
+    pub(super) fn open(driver: &Arc<CudaDriver>, ordinal: i32) -> Result<Self> {
+        let mut context = 0;
+        // SAFETY: `context` outlives the call (see the module `cuda`).
+        let code = unsafe { (driver.functions.retain_context)(&raw mut context, ordinal) };
+        driver.check("opening the context of the device", code)?;
+        let retained = Retained { driver: Arc::clone(driver), ordinal, context };
+        let mut stream = 0;
+        retained.with(|| {
+            // SAFETY: as above.
+            let code = unsafe { (driver.functions.create_stream)(&raw mut stream, NON_BLOCKING) };
+            driver.check("creating a stream", code)
+        })?;
+        Ok(Self { retained, stream })
+    }
+
+    /// Copies `source` to the byte `offset` of a mapping, and waits. The caller has checked the range.
+    pub(super) fn write(&self, mapping: &Mapping, offset: usize, source: &[u8]) -> Result<()> {
+        let (address, pointer) = (mapping.address() + offset as u64, source.as_ptr().cast());
+        self.finish(|driver| {
+            // SAFETY: `finish` waits for the copy, so `source` and the mapping outlive it. The range is inside of the mapping.
+            let code = unsafe { (driver.functions.copy_to_device)(address, pointer, source.len(), self.stream) };
+            driver.check(format_args!("copying {} bytes to the device", source.len()), code)
+        })
+    }
+
+    /// Copies bytes of a mapping from the byte `offset` on, and waits. The caller has checked the range.
+    pub(super) fn read(&self, mapping: &Mapping, offset: usize, target: &mut [u8]) -> Result<()> {
+        let (address, len, pointer) = (mapping.address() + offset as u64, target.len(), target.as_mut_ptr().cast());
+        self.finish(|driver| {
+            // SAFETY: as in `write`; nothing else uses `target` meanwhile.
+            let code = unsafe { (driver.functions.copy_to_host)(pointer, address, len, self.stream) };
+            driver.check(format_args!("copying {len} bytes from the device"), code)
+        })
+    }
+
+    /// Sets `len` bytes of a mapping from the byte `offset` on to zero, and waits. The caller has checked the range.
+    pub(super) fn clear(&self, mapping: &Mapping, offset: usize, len: usize) -> Result<()> {
+        let address = mapping.address() + offset as u64;
+        self.finish(|driver| {
+            // SAFETY: as in `write`.
+            let code = unsafe { (driver.functions.fill)(address, 0, len, self.stream) };
+            driver.check(format_args!("clearing {len} bytes"), code)
+        })
+    }
+
+    /// Waits for all work that this process has given to the device: kernels of any library may have written a segment.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        let driver = &self.retained.driver;
+        self.retained.with(|| {
+            // SAFETY: the call has no arguments; a context is current.
+            driver.check("waiting for the device", unsafe { (driver.functions.synchronize)() })
+        })
+    }
+
+    /// Free bytes of the device, and all.
+    pub(super) fn memory(&self) -> Result<(usize, usize)> {
+        let (driver, mut free, mut total) = (&self.retained.driver, 0, 0);
+        self.retained.with(|| {
+            // SAFETY: both values outlive the call (see the module `cuda`).
+            let code = unsafe { (driver.functions.memory)(&raw mut free, &raw mut total) };
+            driver.check("reading the free memory of the device", code)
+        })?;
+        Ok((free, total))
+    }
+
+    /// Gives work to the stream, and waits for it.
+    fn finish(&self, submit: impl FnOnce(&CudaDriver) -> Result<()>) -> Result<()> {
+        let driver = &self.retained.driver;
+        self.retained.with(|| {
+            submit(driver)?;
+            // SAFETY: the stream exists as long as this context.
+            driver.check("waiting for the device", unsafe { (driver.functions.synchronize_stream)(self.stream) })
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let driver = &self.retained.driver;
+        let _ = self.retained.with(|| {
+            // SAFETY: nothing uses the stream any more. In a forked process the call only fails.
+            driver.check("removing a stream", unsafe { (driver.functions.destroy_stream)(self.stream) })
+        });
+    }
+}
+
+impl Retained {
+    /// Runs `work` with the context as the current one of this thread, and then restores the former one.
+    fn with<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (driver, mut former) = (&self.driver, 0);
+        // SAFETY: the context is retained.
+        driver.check("entering the context of the device", unsafe { (driver.functions.push_context)(self.context) })?;
+        let done = work();
+        // SAFETY: `former` outlives the call (see the module `cuda`).
+        let left = unsafe { (driver.functions.pop_context)(&raw mut former) };
+        let done = done?;
+        driver.check("leaving the context of the device", left)?;
+        Ok(done)
+    }
+}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once for this value. In a forked process the call only fails.
+        let _ = unsafe { (self.driver.functions.release_context)(self.ordinal) };
+    }
+}

@@ -1,0 +1,137 @@
+//! The library of the driver, loaded at run time: builds and machines without CUDA need nothing of it.
+
+use super::error::driver_error;
+use super::functions::{Functions, Vendor};
+use cotensor_core::{Error, Result};
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::ptr::null;
+use std::sync::Arc;
+
+/// The variable with the path of the driver's library.
+pub const DRIVER_VARIABLE: &str = "COTENSOR_CUDA_DRIVER";
+/// The library that the driver installs.
+const LIBRARY: &str = "libcuda.so.1";
+/// The first version of CUDA that has all needed functions, as the driver reports it: 1000 times the major number and 10 times the
+/// minor one.
+const VERSION_MIN: c_int = 11_040;
+
+/// A GPU driver, initialized in this process. A process that was forked afterwards cannot use it.
+pub struct CudaDriver {
+    pub(super) functions: Functions,
+    /// Never unloaded: the driver's threads run until the process ends.
+    _library: ManuallyDrop<Library>,
+    path: PathBuf,
+    version: c_int,
+}
+
+impl CudaDriver {
+    /// The installed driver: the library that [`DRIVER_VARIABLE`] names, else `libcuda.so.1`.
+    ///
+    /// # Errors
+    /// `NotFound` without a driver or without a device, `Unsupported` for a driver that is too old, `Io` for one that does not
+    /// work.
+    pub fn open() -> Result<Arc<Self>> {
+        let named = std::env::var_os(DRIVER_VARIABLE).filter(|path| !path.is_empty());
+        Self::load(Path::new(named.as_deref().unwrap_or(LIBRARY.as_ref())))
+    }
+
+    /// The driver whose library is at `path`, or has this name in a folder that the loader searches.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn load(path: &Path) -> Result<Arc<Self>> {
+        // SAFETY: the user has installed or named this library as the driver, so its initializers run as in other CUDA programs.
+        let library = unsafe { Library::new(path) }.map_err(|error| {
+            let text = format!("no CUDA driver can be loaded: {error}; {DRIVER_VARIABLE} names another library");
+            Error::not_found(text)
+        })?;
+        let vendor = if has(&library, "cuInit") { Vendor::Nvidia } else { Vendor::Amd };
+        let functions = Functions::find(&library, vendor).map_err(|missing| {
+            Error::unsupported(format!("the CUDA driver has no function {missing}: {}", too_old(None))).in_file(path)
+        })?;
+        let (library, path) = (ManuallyDrop::new(library), path.to_owned());
+        let mut driver = Self { functions, _library: library, path, version: 0 };
+        let mut version = 0;
+        // SAFETY: `version` outlives the call (see the module).
+        driver.check("reading the driver's version", unsafe { (driver.functions.version)(&raw mut version) })?;
+        driver.version = version;
+        if vendor == Vendor::Nvidia && version < VERSION_MIN {
+            return Err(Error::unsupported(too_old(Some(version))).in_file(driver.path));
+        }
+        // SAFETY: the call has no pointers. 0 is the only value.
+        driver.check("initializing the driver", unsafe { (driver.functions.init)(0) })?;
+        Ok(Arc::new(driver))
+    }
+
+    /// The version of CUDA that the driver supports, such as `13.0`.
+    pub fn version(&self) -> String {
+        version_text(self.version)
+    }
+
+    /// The library.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Turns the result of a call into an error that names what was done.
+    pub(super) fn check(&self, what: impl fmt::Display, code: u32) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(driver_error(what, code, &self.describe(code))) }
+    }
+
+    /// The name and the text of a result, as the driver has them.
+    fn describe(&self, code: u32) -> String {
+        let text = |function: unsafe extern "C" fn(u32, *mut *const c_char) -> u32| {
+            let mut text = null();
+            // SAFETY: `text` outlives the call. The driver writes null, or a string that lives as long as the library.
+            unsafe {
+                let found = function(code, &raw mut text) == 0 && !text.is_null();
+                found.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            }
+        };
+        match (text(self.functions.error_name), text(self.functions.error_text)) {
+            (Some(name), Some(text)) => format!("{name}, {text}"),
+            _ => format!("result {code}"),
+        }
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDriver({}, {})", self.path.display(), self.version())
+    }
+}
+
+fn has(library: &Library, name: &str) -> bool {
+    // SAFETY: the symbol is looked up and not used.
+    unsafe { library.get::<unsafe extern "C" fn()>(name) }.is_ok()
+}
+
+fn too_old(version: Option<c_int>) -> String {
+    let found =
+        version.map_or_else(String::new, |version| format!("the driver supports CUDA {}; ", version_text(version)));
+    format!("{found}Cotensor needs one for CUDA {} or later", version_text(VERSION_MIN))
+}
+
+fn version_text(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::ErrorKind;
+
+    #[test]
+    fn libraries_that_are_no_driver_are_errors() {
+        let error = CudaDriver::load(Path::new("/nonexistent/libcuda.so.1")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains(DRIVER_VARIABLE), "{error}");
+        let error = CudaDriver::load(Path::new("libc.so.6")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("CUDA 11.4"), "{error}");
+    }
+}

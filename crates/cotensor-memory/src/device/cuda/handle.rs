@@ -1,0 +1,66 @@
+//! Allocations of a device, and their descriptors.
+
+use super::driver::CudaDriver;
+use super::error::{INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
+use super::functions::{AllocationProperties, DESCRIPTOR};
+use cotensor_core::{Error, ErrorKind, Result};
+use rustix::io::{FdFlags, fcntl_setfd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// A handle of an allocation in this process.
+pub(super) struct Handle {
+    driver: Arc<CudaDriver>,
+    pub(super) number: u64,
+}
+
+impl Handle {
+    /// Allocates memory of a device. Its bytes have any values.
+    pub(super) fn create(driver: &Arc<CudaDriver>, ordinal: i32, bytes: usize) -> Result<Self> {
+        let (mut number, properties) = (0, AllocationProperties::of(ordinal));
+        // SAFETY: both pointers are of values that outlive the call (see the module `cuda`).
+        let code = unsafe { (driver.functions.create)(&raw mut number, bytes, &raw const properties, 0) };
+        driver.check(format_args!("allocating {bytes} bytes"), code)?;
+        Ok(Self { driver: Arc::clone(driver), number })
+    }
+
+    /// Opens the allocation of a descriptor, which stays open.
+    ///
+    /// # Errors
+    /// `Refused` for a descriptor that is no handle.
+    pub(super) fn import(driver: &Arc<CudaDriver>, fd: BorrowedFd<'_>) -> Result<Self> {
+        let mut number = 0;
+        let fd = fd.as_raw_fd() as usize;
+        // SAFETY: `number` outlives the call. For descriptors, the driver takes the number itself in place of a pointer.
+        let code = unsafe { (driver.functions.import)(&raw mut number, fd, DESCRIPTOR) };
+        driver.check("importing a descriptor", code).map_err(|error| refused(code, error))?;
+        Ok(Self { driver: Arc::clone(driver), number })
+    }
+
+    /// A descriptor that keeps the allocation, in any process.
+    pub(super) fn export(&self) -> Result<OwnedFd> {
+        let mut fd = -1;
+        // SAFETY: `fd` outlives the call (see the module `cuda`).
+        let code = unsafe { (self.driver.functions.export)(&raw mut fd, self.number, DESCRIPTOR, 0) };
+        self.driver.check("exporting a descriptor", code)?;
+        // SAFETY: the driver has just made this descriptor for its caller.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(|error| Error::io("closing a descriptor on exec", &error.into()))?;
+        Ok(fd)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the handle is used by nothing else. In a forked process the call only fails.
+        let _ = unsafe { (self.driver.functions.release)(self.number) };
+    }
+}
+
+/// The error for a descriptor that is not the memory which it was declared to be.
+pub(super) fn refused(code: u32, error: Error) -> Error {
+    if !matches!(code, INVALID_VALUE | NOT_SUPPORTED | UNKNOWN) {
+        return error;
+    }
+    Error::new(ErrorKind::Refused, format!("the descriptor is not this memory of a CUDA device: {}", error.message()))
+}

@@ -1,0 +1,81 @@
+//! Addresses of an allocation.
+
+use super::driver::CudaDriver;
+use super::functions::{Access, AccessDescription};
+use super::handle::{Handle, refused};
+use cotensor_core::Result;
+use std::sync::Arc;
+
+/// An allocation that is mapped for its device. It keeps the memory.
+pub(super) struct Mapping {
+    addresses: Addresses,
+}
+
+/// Reserved addresses.
+struct Addresses {
+    driver: Arc<CudaDriver>,
+    first: u64,
+    bytes: usize,
+}
+
+impl Mapping {
+    /// Maps `bytes`, which is all of the allocation.
+    ///
+    /// # Errors
+    /// `Refused` when the allocation has another length.
+    pub(super) fn new(
+        driver: &Arc<CudaDriver>,
+        ordinal: i32,
+        handle: &Handle,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Self> {
+        let addresses = Addresses::reserve(driver, bytes)?;
+        // SAFETY: the addresses are reserved, and nothing is mapped there (see the module `cuda`).
+        let code = unsafe { (driver.functions.map)(addresses.first, bytes, 0, handle.number, 0) };
+        driver.check(format_args!("mapping {bytes} bytes"), code).map_err(|error| refused(code, error))?;
+        let mapping = Self { addresses };
+        mapping.set_access(ordinal, access)?;
+        Ok(mapping)
+    }
+
+    /// Sets what the device may do with the memory at these addresses.
+    pub(super) fn set_access(&self, ordinal: i32, access: Access) -> Result<()> {
+        let Addresses { driver, first, bytes } = &self.addresses;
+        let description = AccessDescription::of(ordinal, access);
+        // SAFETY: `description` outlives the call, which reads one of them; the addresses are mapped.
+        let code = unsafe { (driver.functions.set_access)(*first, *bytes, &raw const description, 1) };
+        driver.check("changing the access to memory", code)
+    }
+
+    /// The address of the first byte, for the device.
+    pub(super) fn address(&self) -> u64 {
+        self.addresses.first
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let Addresses { driver, first, bytes } = &self.addresses;
+        // SAFETY: copies that use these addresses have ended, because the functions that copy wait for them. In a forked process
+        // the call only fails.
+        let _ = unsafe { (driver.functions.unmap)(*first, *bytes) };
+    }
+}
+
+impl Addresses {
+    fn reserve(driver: &Arc<CudaDriver>, bytes: usize) -> Result<Self> {
+        let mut first = 0;
+        // SAFETY: `first` outlives the call (see the module `cuda`).
+        let code = unsafe { (driver.functions.reserve)(&raw mut first, bytes, 0, 0, 0) };
+        driver.check(format_args!("reserving {bytes} addresses"), code)?;
+        Ok(Self { driver: Arc::clone(driver), first, bytes })
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        // SAFETY: nothing is mapped at these addresses any more: a mapping unmaps first.
+        let _ = unsafe { (self.driver.functions.free)(self.first, self.bytes) };
+    }
+}

@@ -1,0 +1,35 @@
+//! Memory of CUDA devices, by the driver's virtual memory management.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `functions` | the functions of the driver, by the names in its library |
+//! | `driver` | the library, loaded at run time |
+//! | `error` | the errors of the driver's results |
+//! | `handle` | allocations and their descriptors |
+//! | `mapping` | addresses of an allocation, read-only or writable |
+//! | `context` | the primary context, in which bytes are copied |
+//! | `devices` | the devices, and their numbers on the machine |
+//! | `memory` | `Memory` and `Segment` |
+//!
+//! An allocation has the handle type "POSIX descriptor". Its memory exists while any process has a handle, a mapping or a descriptor
+//! of it, so producer, consumers and daemon may end in any order. Making, exporting, importing and mapping need no context (seen
+//! on an H200, docs/labs/gpu.md); only copies do.
+//!
+//! A reader's mapping is read-only. That guards against mistakes only: the receiver of a descriptor can map it writable.
+//!
+//! **Unsafe** code calls the driver. Each block relies on three facts: the library is a driver, which its user has named or installed;
+//! the types in `functions` are those of `cuda.h`; addresses come from a [`Mapping`](mapping::Mapping), which is mapped while it exists,
+//! and ranges in it are checked by its users.
+
+mod context;
+mod devices;
+mod driver;
+mod error;
+mod functions;
+mod handle;
+mod mapping;
+mod memory;
+
+pub use devices::{CudaDevice, DEVICES_VARIABLE};
+pub use driver::{CudaDriver, DRIVER_VARIABLE};
+pub use memory::CudaMemory;

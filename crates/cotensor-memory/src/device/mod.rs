@@ -1,0 +1,5 @@
+//! Memory of devices, whose bytes the host cannot address.
+
+mod cuda;
+
+pub use cuda::{CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE};

@@ -1,0 +1,274 @@
+//! Memory of CUDA devices, on a fake driver.
+
+use cotensor_core::testing::{conformance, import_conformance};
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Segment};
+use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS, NOT_INITIALIZED, OUT_OF_MEMORY};
+use cotensor_memory::{CudaDriver, CudaMemory, DEVICES_VARIABLE};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+
+/// A child's variable: the library of the driver.
+const LIBRARY: &str = "COTENSOR_TEST_CUDA";
+const MIB: usize = 1 << 20;
+
+fn start() -> (FakeCuda, CudaMemory) {
+    let fake = FakeCuda::start().unwrap();
+    let memory = memory_of(&CudaDriver::load(&fake.library()).unwrap());
+    (fake, memory)
+}
+
+fn memory_of(driver: &Arc<CudaDriver>) -> CudaMemory {
+    CudaMemory::new(driver, driver.devices().unwrap().remove(0))
+}
+
+fn fd_of(segment: &dyn Segment) -> OwnedFd {
+    segment.fd().unwrap().try_clone_to_owned().unwrap()
+}
+
+fn content(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index % 251) as u8).collect()
+}
+
+fn read(segment: &dyn Segment) -> cotensor_core::Result<Vec<u8>> {
+    let mut bytes = vec![0; segment.len()];
+    segment.read_at(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+#[test]
+fn memory_conforms_and_leaks_nothing() {
+    let (fake, memory) = start();
+    assert_eq!((memory.device(), memory.kind()), (Device::Cuda(0), MemoryKind::Device));
+    conformance(&memory);
+    import_conformance(&memory);
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+    let segment = memory.copy_of(&content(100)).unwrap().freeze().unwrap();
+    assert_eq!((segment.bytes(), fake.used_bytes(0).unwrap()), (None, 2 << 20));
+    assert_eq!(memory.free_bytes().unwrap(), (1 << 30) - (2 << 20));
+    drop(segment);
+    assert_eq!(memory.free_bytes().unwrap(), 1 << 30);
+}
+
+#[test]
+fn bytes_behind_a_tensor_are_zero() {
+    let (_fake, memory) = start();
+    let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    // The descriptor has the whole unit.
+    let whole = memory.import(fd_of(&*segment), 2 * MIB, MemoryKind::Device).unwrap();
+    let bytes = read(&*whole).unwrap();
+    assert!(bytes[..100].iter().all(|byte| *byte == 7) && bytes[100..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn descriptors_that_are_not_the_memory_are_refused() {
+    let (fake, memory) = start();
+    let made = memory.reserve(4 * MIB).unwrap().freeze().unwrap();
+    let host = cotensor_memory::MemfdMemory.reserve(2 * MIB).unwrap().freeze().unwrap();
+    let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+    let refused = |fd, len, kind| memory.import(fd, len, kind).err().unwrap();
+    for (fd, len) in [(null(), 2 * MIB), (fd_of(&*host), 2 * MIB), (fd_of(&*made), 2 * MIB), (fd_of(&*made), 8 * MIB)] {
+        let error = refused(fd, len, MemoryKind::Device);
+        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    }
+    assert_eq!(refused(fd_of(&*made), 4 * MIB, MemoryKind::Memfd).kind(), ErrorKind::Refused);
+    assert_eq!(refused(fd_of(&*made), usize::MAX, MemoryKind::Device).kind(), ErrorKind::Invalid);
+    // The process can go on.
+    assert_eq!(memory.import(fd_of(&*made), 4 * MIB, MemoryKind::Device).unwrap().len(), 4 * MIB);
+    assert_eq!(fake.used_bytes(0).unwrap(), 4 << 20);
+}
+
+#[test]
+fn errors_of_the_driver_are_clear_and_give_memory_back() {
+    let (fake, memory) = start();
+    fake.set_memory_bytes(4 << 20).unwrap();
+    let held = memory.reserve(2 * MIB).unwrap();
+    let error = memory.reserve(3 * MIB).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    for part in ["cuda:0 has 2097152 of 4194304 bytes left, not 4194304", "CUDA_ERROR_OUT_OF_MEMORY"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let segment = held.freeze().unwrap();
+    for function in
+        ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async", "cuStreamSynchronize"]
+    {
+        fake.fail(function, 4711).unwrap();
+        let error = memory.reserve(1).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Io, "{function}: {error}");
+        assert!(error.to_string().contains("result 4711"), "{error}");
+        fake.repair().unwrap();
+        assert_eq!(fake.used_bytes(0).unwrap(), 2 << 20, "{function}");
+    }
+    for function in ["cuCtxSynchronize", "cuMemSetAccess", "cuMemExportToShareableHandle"] {
+        let written = memory.reserve(1).unwrap();
+        fake.fail(function, 4711).unwrap();
+        assert_eq!(written.freeze().err().unwrap().kind(), ErrorKind::Io, "{function}");
+        fake.repair().unwrap();
+        assert_eq!(fake.used_bytes(0).unwrap(), 2 << 20, "{function}");
+    }
+    for function in ["cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"] {
+        fake.fail(function, OUT_OF_MEMORY).unwrap();
+        let error = memory.import(fd_of(&*segment), 2 * MIB, MemoryKind::Device).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::OverBudget, "{function}: {error}");
+        fake.repair().unwrap();
+    }
+    drop(segment);
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+}
+
+#[test]
+fn forked_process_is_told_that_it_cannot_use_cuda() {
+    let (fake, memory) = start();
+    let segment = memory.copy_of(&content(1000)).unwrap().freeze().unwrap();
+    // What each call of a forked child returns, as measured.
+    for function in ["cuMemCreate", "cuCtxPushCurrent_v2"] {
+        fake.fail(function, NOT_INITIALIZED).unwrap();
+    }
+    for error in [read(&*segment).unwrap_err(), memory.reserve(1).err().unwrap()] {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("forked"), "{error}");
+    }
+}
+
+#[test]
+fn machines_without_a_usable_driver_have_clear_errors() {
+    let fake = FakeCuda::start().unwrap();
+    let load = || -> Error { CudaDriver::load(&fake.library()).unwrap_err() };
+    fake.set_version(10_020).unwrap();
+    let error = load();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("supports CUDA 10.2; Cotensor needs one for CUDA 11.4"), "{error}");
+    fake.set_version(12_080).unwrap();
+    fake.fail("cuInit", 35).unwrap();
+    assert_eq!(load().kind(), ErrorKind::Unsupported);
+    fake.repair().unwrap();
+    fake.set_devices(0).unwrap();
+    let error = load();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("CUDA_ERROR_NO_DEVICE"), "{error}");
+    fake.set_devices(1).unwrap();
+    assert_eq!(CudaDriver::load(&fake.library()).unwrap().version(), "12.8");
+}
+
+/// This test program, started again: the test `name` with a descriptor as its standard input.
+fn again(name: &str, fake: &FakeCuda, input: OwnedFd) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &format!("cuda::{name}"), "--nocapture"]).stdin(input).env(LIBRARY, fake.library());
+    command.env_remove("CUDA_VISIBLE_DEVICES").env_remove(DEVICES_VARIABLE);
+    command
+}
+
+/// The driver and the standard input of a process that [`again`] has started.
+fn as_child() -> Option<(Arc<CudaDriver>, OwnedFd)> {
+    let library = std::env::var_os(LIBRARY)?;
+    let input = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    Some((CudaDriver::load(library.as_ref()).unwrap(), input))
+}
+
+#[test]
+fn memory_outlives_its_killed_producer() {
+    if let Some((driver, socket)) = as_child() {
+        let segment = memory_of(&driver).copy_of(&content(3 * MIB)).unwrap().freeze().unwrap();
+        let fds = [segment.fd().unwrap()];
+        let (mut space, data) = ([MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))], [IoSlice::new(&[1])]);
+        let mut message = SendAncillaryBuffer::new(&mut space);
+        assert!(message.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&socket, &data, &mut message, SendFlags::empty()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+    let (fake, memory) = start();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut producer = again("memory_outlives_its_killed_producer", &fake, theirs.into()).spawn().unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let (mut message, mut byte) = (RecvAncillaryBuffer::new(&mut space), [0]);
+    recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut message, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let received = message.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    producer.kill().unwrap();
+    producer.wait().unwrap();
+    assert_eq!(fake.used_bytes(0).unwrap(), 4 << 20, "the descriptor keeps the memory");
+    let segment = memory.import(received.unwrap(), 3 * MIB, MemoryKind::Device).unwrap();
+    assert!(read(&*segment).unwrap() == content(3 * MIB), "the last bytes of the producer are there");
+    drop(segment);
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+}
+
+#[test]
+fn lost_context_is_an_error_of_this_process_only() {
+    if let Some((driver, fd)) = as_child() {
+        let segment = memory_of(&driver).import(fd, 1000, MemoryKind::Device).unwrap();
+        return assert!(read(&*segment).unwrap() == content(1000));
+    }
+    let (fake, memory) = start();
+    let segment = memory.copy_of(&content(1000)).unwrap().freeze().unwrap();
+    fake.lose_contexts(std::process::id(), ILLEGAL_ADDRESS).unwrap();
+    for error in [read(&*segment).unwrap_err(), memory.reserve(1).err().unwrap()] {
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("must be started again"), "{error}");
+    }
+    let mut other = again("lost_context_is_an_error_of_this_process_only", &fake, fd_of(&*segment));
+    assert!(other.status().unwrap().success());
+}
+
+#[test]
+fn devices_have_the_same_numbers_in_all_processes() {
+    const UUIDS: [&str; 2] = ["GPU-636f7465-6e73-6f72-2066-616b00000000", "GPU-636f7465-6e73-6f72-2066-616b00000001"];
+    let name = "devices_have_the_same_numbers_in_all_processes";
+    if let Some((driver, fd)) = as_child() {
+        let devices = match driver.devices() {
+            Ok(devices) => devices,
+            Err(error) => {
+                assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES renumbers devices"), "{error}");
+                std::process::exit(7);
+            }
+        };
+        let found: Vec<(u32, u32)> = devices.iter().map(|device| (device.ordinal, device.number)).collect();
+        assert_eq!(found, [(0, 1)]);
+        let memory = CudaMemory::new(&driver, devices[0].clone());
+        assert_eq!(memory.device(), Device::Cuda(1));
+        let segment = memory.import(fd, 1000, MemoryKind::Device).unwrap();
+        return assert!(read(&*segment).unwrap() == content(1000));
+    }
+    let fake = FakeCuda::start().unwrap();
+    fake.set_devices(2).unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let devices = driver.devices().unwrap();
+    assert_eq!(devices.iter().map(|device| &*device.uuid).collect::<Vec<_>>(), UUIDS);
+    let memory = CudaMemory::new(&driver, devices[1].clone());
+    let segment = memory.copy_of(&content(1000)).unwrap().freeze().unwrap();
+    let hidden = |list: Option<&str>| {
+        let mut child = again(name, &fake, fd_of(&*segment));
+        child.env("CUDA_VISIBLE_DEVICES", "1").envs(list.map(|list| (DEVICES_VARIABLE, list)));
+        child.status().unwrap().code()
+    };
+    assert_eq!(hidden(None), Some(7), "the number is not known");
+    assert_eq!(hidden(Some(&UUIDS.join(","))), Some(0));
+}
+
+#[test]
+fn memory_of_another_device_needs_peer_access() {
+    let fake = FakeCuda::start().unwrap();
+    fake.set_devices(2).unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let mut memories = driver.devices().unwrap().into_iter().map(|device| CudaMemory::new(&driver, device));
+    let (first, second) = (memories.next().unwrap(), memories.next().unwrap());
+    let segment = first.copy_of(&content(1000)).unwrap().freeze().unwrap();
+    let import = || second.import(fd_of(&*segment), 1000, MemoryKind::Device);
+    let error = import().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("copy the tensor"), "{error}");
+    fake.set_peer_access(true).unwrap();
+    assert!(read(&*import().unwrap()).unwrap() == content(1000));
+}
