@@ -4,9 +4,10 @@ use crate::support::Running;
 use cotensor_client::ClientStore;
 use cotensor_core::Device;
 use cotensor_daemon::{Config, Embedded};
+use cotensor_fake_cuda::FakeCuda;
 use cotensor_memory::testing::SharedFakeDevice;
-use cotensor_store::Store;
 use cotensor_store::testing::{conformance, device_conformance};
+use cotensor_store::{LocalStore, Store};
 use std::sync::Arc;
 
 #[test]
@@ -27,6 +28,34 @@ fn store_of_a_client_conforms_on_a_device() {
             ClientStore::builder("user").socket(&running.socket).memory(memory).connect().unwrap() as Arc<dyn Store>
         })
     });
+}
+
+#[test]
+fn store_of_a_client_conforms_on_cuda() {
+    let device = Device::Cuda(0);
+    let fake = FakeCuda::start().unwrap();
+    let memory = crate::cuda::memory_of(&fake.library());
+    device_conformance(device, &|max_bytes| {
+        let running = Running::start(|config| config.max_device_bytes = [(device, max_bytes)].into());
+        let memory = Arc::clone(&memory);
+        Box::new(move || {
+            let builder = ClientStore::builder("user").socket(&running.socket).memory(Arc::clone(&memory));
+            builder.connect().unwrap() as Arc<dyn Store>
+        })
+    });
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+}
+
+#[test]
+fn local_store_conforms_on_cuda() {
+    let device = Device::Cuda(0);
+    let fake = FakeCuda::start().unwrap();
+    let memory = crate::cuda::memory_of(&fake.library());
+    device_conformance(device, &|max_bytes| {
+        let store = LocalStore::builder().memory(Arc::clone(&memory)).max_device_bytes(device, max_bytes).build();
+        Box::new(move || Arc::clone(&store) as Arc<dyn Store>)
+    });
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod channels;
 mod clients_die;
 mod conformance;
 mod control_groups;
+mod cuda;
 mod descriptors;
 mod devices;
 mod discovery;

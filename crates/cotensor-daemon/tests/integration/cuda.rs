@@ -1,0 +1,223 @@
+//! Tensors in the memory of CUDA devices, on a fake driver: who dies, and what comes back.
+
+use crate::support::processes::{Processes, content, settles_empty, signal};
+use crate::support::{Running, spec, until};
+use cotensor_client::ClientStore;
+use cotensor_core::{Device, ErrorKind, Memory};
+use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS};
+use cotensor_memory::{CudaDriver, CudaMemory};
+use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
+use rustix::process::Signal;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const DEVICE: Device = Device::Cuda(0);
+const MIB: usize = 1 << 20;
+const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
+/// Variables of a child: the daemon's socket, the driver's library, and what the child does.
+const SOCKET: &str = "COTENSOR_TEST_SOCKET";
+const LIBRARY: &str = "COTENSOR_TEST_CUDA";
+const STEP: &str = "COTENSOR_TEST_STEP";
+
+pub(crate) fn memory_of(library: &Path) -> Arc<dyn Memory> {
+    let driver = CudaDriver::load(library).unwrap();
+    CudaMemory::all(&driver).unwrap().remove(0)
+}
+
+fn connect(socket: &Path, client: &str, memory: &Arc<dyn Memory>) -> Arc<ClientStore> {
+    ClientStore::builder(client).socket(socket).memory(Arc::clone(memory)).connect().unwrap()
+}
+
+fn on_device(name: &str, bytes: usize, retention: Retention) -> TensorSpec {
+    TensorSpec { retention, ..spec(name, bytes).on(DEVICE) }
+}
+
+fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> Lease {
+    let mut reservation = store.reserve(on_device(name, bytes.len(), retention), &store.holder("")).unwrap();
+    reservation.write(bytes, CopyReason::DeviceTransfer).unwrap();
+    reservation.publish().unwrap()
+}
+
+fn get(store: &ClientStore, name: &str) -> Lease {
+    store.get(name, &store.holder("")).unwrap()
+}
+
+fn used(store: &ClientStore) -> u64 {
+    store.stats().devices.into_iter().find(|stats| stats.device == DEVICE.to_string()).unwrap().memory_usage_bytes
+}
+
+fn with_device(max_bytes: usize) -> Running {
+    Running::start(|config| config.max_device_bytes = [(DEVICE, max_bytes as u64)].into())
+}
+
+fn daemon(max_bytes: usize) -> Processes {
+    Processes::start_with(|_| vec![format!("--device={DEVICE}={max_bytes}").into()])
+}
+
+/// The process that the tests kill.
+#[test]
+#[ignore = "the process that the other tests kill"]
+fn child() {
+    let variable = |name| std::env::var_os(name).unwrap();
+    let memory = memory_of(variable(LIBRARY).as_ref());
+    let store = connect(variable(SOCKET).as_ref(), "child", &memory);
+    let _held = match variable(STEP).to_str().unwrap() {
+        "produces" => {
+            drop(put(&store, "kept", &content(1, 3 * MIB), KEPT));
+            let reserved = store.reserve(on_device("unpublished", 5 * MIB, KEPT), &store.holder("")).unwrap();
+            (Some(put(&store, "held", &content(2, MIB), Retention::WhileLeased)), Some(reserved))
+        }
+        "reads" => (Some(get(&store, "kept")), None),
+        other => panic!("{other}"),
+    };
+    println!("\nreached");
+    std::io::stdout().flush().unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Starts [`child`], and waits until it has done `step`.
+fn start(processes: &Processes, fake: &FakeCuda, step: &str) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "cuda::child", "--nocapture"])
+        .env(SOCKET, &processes.socket)
+        .env(LIBRARY, fake.library())
+        .env(STEP, step)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "reached"), "{step} was not reached");
+    child
+}
+
+fn kill(mut child: Child) {
+    signal(child.id(), Signal::KILL);
+    child.wait().unwrap();
+}
+
+#[test]
+fn tensors_outlive_producer_consumer_and_server() {
+    let fake = FakeCuda::start().unwrap();
+    let processes = daemon(64 * MIB);
+    let memory = memory_of(&fake.library());
+    let producer = start(&processes, &fake, "produces");
+    let store = connect(&processes.socket, "reader", &memory);
+    let held = get(&store, "held");
+    assert_eq!((used(&store), fake.used_bytes(0).unwrap()), (12 << 20, 12 << 20));
+    kill(producer);
+    until("the reservation of the dead producer is given back", || used(&store) == 6 << 20);
+    assert_eq!(fake.used_bytes(0).unwrap(), 6 << 20, "the device has its memory again, too");
+    assert!(
+        held.copy_to_host().unwrap() == content(2, MIB)
+            && get(&store, "kept").copy_to_host().unwrap() == content(1, 3 * MIB)
+    );
+
+    let consumer = start(&processes, &fake, "reads");
+    processes.kill_server();
+    assert!(get(&store, "kept").copy_to_host().unwrap() == content(1, 3 * MIB), "the next server has the descriptors");
+    assert!(held.copy_to_host().unwrap() == content(2, MIB));
+    store.remove("kept").unwrap();
+    assert_eq!(fake.used_bytes(0).unwrap(), 6 << 20, "a consumer has a lease");
+    kill(consumer);
+    until("the lease of the dead consumer ends", || fake.used_bytes(0).unwrap() == 2 << 20);
+    assert_eq!(used(&store), 2 << 20);
+    drop(held);
+    until("the device is empty", || fake.used_bytes(0).unwrap() == 0 && used(&store) == 0);
+    drop(store);
+    settles_empty(&processes);
+}
+
+#[test]
+fn tensor_is_intact_after_all_clients_and_the_server_were_killed() {
+    let fake = FakeCuda::start().unwrap();
+    let processes = daemon(64 * MIB);
+    kill(start(&processes, &fake, "produces"));
+    processes.kill_server();
+    let memory = memory_of(&fake.library());
+    let store = connect(&processes.socket, "reader", &memory);
+    until("only the kept tensor is left", || used(&store) == 4 << 20);
+    assert_eq!(get(&store, "kept").copy_to_host().unwrap(), content(1, 3 * MIB));
+}
+
+#[test]
+fn budget_counts_what_the_device_allocates() {
+    let fake = FakeCuda::start().unwrap();
+    let running = with_device(6 * MIB);
+    let store = connect(&running.socket, "user", &memory_of(&fake.library()));
+    let held = [put(&store, "a", &[1], KEPT), put(&store, "b", &[2; 2 * MIB + 1], KEPT)];
+    assert_eq!((used(&store), fake.used_bytes(0).unwrap()), (6 << 20, 6 << 20));
+    let error = store.reserve(on_device("c", 1, KEPT), &store.holder("")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
+    assert!(error.to_string().contains("cuda:0"), "{error}");
+    drop(held);
+    until("unleased tensors are evicted", || store.reserve(on_device("c", 1, KEPT), &store.holder("")).is_ok());
+}
+
+#[test]
+fn failed_reservations_and_publications_leave_nothing() {
+    let fake = FakeCuda::start().unwrap();
+    let running = with_device(1 << 30);
+    let store = connect(&running.socket, "user", &memory_of(&fake.library()));
+    let empty = || until("nothing is left", || used(&store) == 0 && fake.used_bytes(0).unwrap() == 0);
+    // Another program has the memory of the device, which the budget does not know.
+    fake.set_memory_bytes(4 << 20).unwrap();
+    let error = store.reserve(on_device("x", 5 * MIB, KEPT), &store.holder("")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    assert!(error.to_string().contains("cuda:0 has 4194304 of 4194304 bytes left, not 6291456"), "{error}");
+    empty();
+    for function in ["cuCtxSynchronize", "cuMemExportToShareableHandle"] {
+        let reservation = store.reserve(on_device("x", MIB, KEPT), &store.holder("")).unwrap();
+        fake.fail(function, ILLEGAL_ADDRESS).unwrap();
+        let error = reservation.publish().unwrap_err();
+        assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        fake.repair().unwrap();
+        empty();
+    }
+    drop(put(&store, "x", &content(3, MIB), KEPT));
+    // A reader whose context is lost gets an error; its lease ends, and others read the tensor.
+    let reader = connect(&running.socket, "reader", &memory_of(&fake.library()));
+    fake.fail("cuMemImportFromShareableHandle", ILLEGAL_ADDRESS).unwrap();
+    let error = reader.get("x", &reader.holder("")).unwrap_err();
+    assert!(error.to_string().contains("must be started again"), "{error}");
+    fake.repair().unwrap();
+    assert_eq!(get(&store, "x").copy_to_host().unwrap(), content(3, MIB));
+    store.remove("x").unwrap();
+    empty();
+}
+
+/// Descriptors and mappings of this process.
+fn open() -> (usize, usize) {
+    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let reserved = mappings.lines().filter(|line| line.contains(" ---p ")).count();
+    (std::fs::read_dir("/proc/self/fd").unwrap().count(), reserved)
+}
+
+#[test]
+fn ten_thousand_cycles_leak_nothing() {
+    let fake = FakeCuda::start().unwrap();
+    let running = with_device(1 << 30);
+    let memory = memory_of(&fake.library());
+    let (producer, consumer) = (connect(&running.socket, "one", &memory), connect(&running.socket, "two", &memory));
+    let mut cycle = |number: u64| {
+        let made = put(&producer, "x", &content(number, 100), Retention::WhileLeased);
+        let found = get(&consumer, "x");
+        drop(made);
+        assert!(found.copy_to_host().unwrap() == content(number, 100));
+    };
+    let empty = || until("the device is empty", || used(&producer) == 0 && fake.used_bytes(0).unwrap() == 0);
+    (0..10).for_each(&mut cycle);
+    empty();
+    let before = open();
+    (10..10_010).for_each(&mut cycle);
+    empty();
+    // The daemon is in this process, too.
+    until("descriptors and addresses come back", || {
+        let (descriptors, mappings) = open();
+        descriptors <= before.0 && mappings <= before.1
+    });
+}
