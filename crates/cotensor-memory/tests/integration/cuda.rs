@@ -2,7 +2,7 @@
 
 use cotensor_core::testing::{conformance, import_conformance};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Segment};
-use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS, NOT_INITIALIZED, OUT_OF_MEMORY};
+use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS, OUT_OF_MEMORY};
 use cotensor_memory::{CudaDriver, CudaMemory, DEVICES_VARIABLE};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -13,6 +13,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -125,20 +126,6 @@ fn errors_of_the_driver_are_clear_and_give_memory_back() {
 }
 
 #[test]
-fn forked_process_is_told_that_it_cannot_use_cuda() {
-    let (fake, memory) = start();
-    let segment = memory.copy_of(&content(1000)).unwrap().freeze().unwrap();
-    // What each call of a forked child returns, as measured.
-    for function in ["cuMemCreate", "cuCtxPushCurrent_v2"] {
-        fake.fail(function, NOT_INITIALIZED).unwrap();
-    }
-    for error in [read(&*segment).unwrap_err(), memory.reserve(1).err().unwrap()] {
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("forked"), "{error}");
-    }
-}
-
-#[test]
 fn machines_without_a_usable_driver_have_clear_errors() {
     let fake = FakeCuda::start().unwrap();
     let load = || -> Error { CudaDriver::load(&fake.library()).unwrap_err() };
@@ -159,10 +146,10 @@ fn machines_without_a_usable_driver_have_clear_errors() {
 }
 
 /// This test program, started again: the test `name` with a descriptor as its standard input.
-fn again(name: &str, fake: &FakeCuda, input: OwnedFd) -> Command {
+fn again(name: &str, library: &Path, input: OwnedFd) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", &format!("cuda::{name}"), "--nocapture"]).stdin(input).env(LIBRARY, fake.library());
-    command.env_remove("CUDA_VISIBLE_DEVICES").env_remove(DEVICES_VARIABLE);
+    command.args(["--exact", &format!("cuda::{name}"), "--include-ignored", "--nocapture"]);
+    command.stdin(input).env(LIBRARY, library);
     command
 }
 
@@ -173,22 +160,23 @@ fn as_child() -> Option<(Arc<CudaDriver>, OwnedFd)> {
     Some((CudaDriver::load(library.as_ref()).unwrap(), input))
 }
 
-#[test]
-fn memory_outlives_its_killed_producer() {
-    if let Some((driver, socket)) = as_child() {
-        let segment = memory_of(&driver).copy_of(&content(3 * MIB)).unwrap().freeze().unwrap();
-        let fds = [segment.fd().unwrap()];
-        let (mut space, data) = ([MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))], [IoSlice::new(&[1])]);
-        let mut message = SendAncillaryBuffer::new(&mut space);
-        assert!(message.push(SendAncillaryMessage::ScmRights(&fds)));
-        sendmsg(&socket, &data, &mut message, SendFlags::empty()).unwrap();
-        loop {
-            std::thread::park();
-        }
+/// Makes memory, sends its descriptor through a socket, and waits to be killed.
+fn produce(driver: &Arc<CudaDriver>, socket: &OwnedFd) -> ! {
+    let segment = memory_of(driver).copy_of(&content(3 * MIB)).unwrap().freeze().unwrap();
+    let fds = [segment.fd().unwrap()];
+    let (mut space, data) = ([MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))], [IoSlice::new(&[1])]);
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    assert!(message.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(socket, &data, &mut message, SendFlags::empty()).unwrap();
+    loop {
+        std::thread::park();
     }
-    let (fake, memory) = start();
+}
+
+/// The descriptor of a process that runs the test `name`, which calls [`produce`]. The process is killed.
+fn from_killed_producer(name: &str, library: &Path) -> OwnedFd {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut producer = again("memory_outlives_its_killed_producer", &fake, theirs.into()).spawn().unwrap();
+    let mut producer = again(name, library, theirs.into()).spawn().unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let (mut message, mut byte) = (RecvAncillaryBuffer::new(&mut space), [0]);
     recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut message, RecvFlags::CMSG_CLOEXEC).unwrap();
@@ -198,11 +186,44 @@ fn memory_outlives_its_killed_producer() {
     });
     producer.kill().unwrap();
     producer.wait().unwrap();
+    received.unwrap()
+}
+
+#[test]
+fn memory_outlives_its_killed_producer() {
+    if let Some((driver, socket)) = as_child() {
+        produce(&driver, &socket);
+    }
+    let (fake, memory) = start();
+    let received = from_killed_producer("memory_outlives_its_killed_producer", &fake.library());
     assert_eq!(fake.used_bytes(0).unwrap(), 4 << 20, "the descriptor keeps the memory");
-    let segment = memory.import(received.unwrap(), 3 * MIB, MemoryKind::Device).unwrap();
+    let segment = memory.import(received, 3 * MIB, MemoryKind::Device).unwrap();
     assert!(read(&*segment).unwrap() == content(3 * MIB), "the last bytes of the producer are there");
     drop(segment);
     assert_eq!(fake.used_bytes(0).unwrap(), 0);
+}
+
+/// The same on real hardware: `cargo nextest run -p cotensor-memory --run-ignored only installed_driver`.
+#[test]
+#[ignore = "needs a GPU and its driver"]
+fn installed_driver_conforms() {
+    if let Some((driver, socket)) = as_child() {
+        produce(&driver, &socket);
+    }
+    let driver = CudaDriver::open().unwrap();
+    let memory = memory_of(&driver);
+    println!("{driver:?} {memory:?}");
+    conformance(&memory);
+    import_conformance(&memory);
+    let received = from_killed_producer("installed_driver_conforms", driver.path());
+    let segment = memory.import(received, 3 * MIB, MemoryKind::Device).unwrap();
+    assert!(read(&*segment).unwrap() == content(3 * MIB));
+    for wrong in [2 * MIB, 8 * MIB] {
+        let error = memory.import(fd_of(&*segment), wrong, MemoryKind::Device).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    }
+    let null = OwnedFd::from(File::open("/dev/null").unwrap());
+    assert_eq!(memory.import(null, 2 * MIB, MemoryKind::Device).err().unwrap().kind(), ErrorKind::Refused);
 }
 
 #[test]
@@ -218,7 +239,7 @@ fn lost_context_is_an_error_of_this_process_only() {
         assert_eq!(error.kind(), ErrorKind::Io);
         assert!(error.to_string().contains("must be started again"), "{error}");
     }
-    let mut other = again("lost_context_is_an_error_of_this_process_only", &fake, fd_of(&*segment));
+    let mut other = again("lost_context_is_an_error_of_this_process_only", &fake.library(), fd_of(&*segment));
     assert!(other.status().unwrap().success());
 }
 
@@ -249,8 +270,11 @@ fn devices_have_the_same_numbers_in_all_processes() {
     let memory = CudaMemory::new(&driver, devices[1].clone());
     let segment = memory.copy_of(&content(1000)).unwrap().freeze().unwrap();
     let hidden = |list: Option<&str>| {
-        let mut child = again(name, &fake, fd_of(&*segment));
-        child.env("CUDA_VISIBLE_DEVICES", "1").envs(list.map(|list| (DEVICES_VARIABLE, list)));
+        let mut child = again(name, &fake.library(), fd_of(&*segment));
+        child
+            .env("CUDA_VISIBLE_DEVICES", "1")
+            .env_remove(DEVICES_VARIABLE)
+            .envs(list.map(|list| (DEVICES_VARIABLE, list)));
         child.status().unwrap().code()
     };
     assert_eq!(hidden(None), Some(7), "the number is not known");

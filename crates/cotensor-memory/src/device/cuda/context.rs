@@ -15,17 +15,18 @@ pub(super) struct Context {
 /// A count of the primary context.
 struct Retained {
     driver: Arc<CudaDriver>,
-    ordinal: i32,
+    device: i32,
     context: usize,
 }
 
 impl Context {
-    pub(super) fn open(driver: &Arc<CudaDriver>, ordinal: i32) -> Result<Self> {
+    /// Opens the context of the device with this handle.
+    pub(super) fn open(driver: &Arc<CudaDriver>, device: i32) -> Result<Self> {
         let mut context = 0;
         // SAFETY: `context` outlives the call (see the module `cuda`).
-        let code = unsafe { (driver.functions.retain_context)(&raw mut context, ordinal) };
+        let code = unsafe { (driver.functions.retain_context)(&raw mut context, device) };
         driver.check("opening the context of the device", code)?;
-        let retained = Retained { driver: Arc::clone(driver), ordinal, context };
+        let retained = Retained { driver: Arc::clone(driver), device, context };
         let mut stream = 0;
         retained.with(|| {
             // SAFETY: as above.
@@ -99,8 +100,11 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let driver = &self.retained.driver;
+        if driver.is_forked() {
+            return;
+        }
         let _ = self.retained.with(|| {
-            // SAFETY: nothing uses the stream any more. In a forked process the call only fails.
+            // SAFETY: nothing uses the stream any more.
             driver.check("removing a stream", unsafe { (driver.functions.destroy_stream)(self.stream) })
         });
     }
@@ -123,7 +127,10 @@ impl Retained {
 
 impl Drop for Retained {
     fn drop(&mut self) {
-        // SAFETY: it was retained once for this value. In a forked process the call only fails.
-        let _ = unsafe { (self.driver.functions.release_context)(self.ordinal) };
+        if self.driver.is_forked() {
+            return;
+        }
+        // SAFETY: it was retained once for this value.
+        let _ = unsafe { (self.driver.functions.release_context)(self.device) };
     }
 }

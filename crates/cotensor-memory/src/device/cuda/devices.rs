@@ -36,6 +36,8 @@ pub struct CudaDevice {
     pub bytes: u64,
     /// Allocations are multiples of this many bytes.
     pub granularity: usize,
+    /// The driver's handle, for functions that take one instead of the ordinal.
+    pub(super) handle: c_int,
 }
 
 impl CudaDevice {
@@ -70,21 +72,21 @@ impl CudaDriver {
     }
 
     fn describe_device(&self, ordinal: c_int, numbering: &Numbering) -> Result<CudaDevice> {
-        let (mut id, mut uuid, mut bytes, mut name) = (0, [0; 16], 0, [0; NAME_BYTES_MAX]);
+        let (mut handle, mut uuid, mut bytes, mut name) = (0, [0; 16], 0, [0; NAME_BYTES_MAX]);
         let (mut granularity, properties) = (0, AllocationProperties::of(ordinal));
+        let what = format_args!("describing device {ordinal}");
+        // SAFETY: `handle` outlives the call (see the module `cuda`).
+        self.check(what, unsafe { (self.functions.device)(&raw mut handle, ordinal) })?;
         // SAFETY: all values outlive their calls; `name` has the length that the driver gets (see the module `cuda`).
         let codes = unsafe {
             [
-                (self.functions.device)(&raw mut id, ordinal),
-                (self.functions.device_name)(name.as_mut_ptr().cast(), NAME_BYTES_MAX as c_int, ordinal),
-                (self.functions.device_uuid)(&raw mut uuid, ordinal),
-                (self.functions.device_bytes)(&raw mut bytes, ordinal),
+                (self.functions.device_name)(name.as_mut_ptr().cast(), NAME_BYTES_MAX as c_int, handle),
+                (self.functions.device_uuid)(&raw mut uuid, handle),
+                (self.functions.device_bytes)(&raw mut bytes, handle),
                 (self.functions.granularity)(&raw mut granularity, &raw const properties, MINIMUM),
             ]
         };
-        for code in codes {
-            self.check(format_args!("describing device {ordinal}"), code)?;
-        }
+        codes.into_iter().try_for_each(|code| self.check(what, code))?;
         let (uuid, name) = (uuid_text(uuid), CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy());
         let unit = Device::Cuda(0).allocated_bytes(1);
         if granularity == 0 || !unit.is_multiple_of(granularity as u64) {
@@ -93,7 +95,7 @@ impl CudaDriver {
         }
         let ordinal = ordinal.unsigned_abs();
         let number = numbering.number(&uuid, ordinal)?;
-        Ok(CudaDevice { ordinal, number, uuid, name: name.into_owned(), bytes: bytes as u64, granularity })
+        Ok(CudaDevice { ordinal, number, uuid, name: name.into_owned(), bytes: bytes as u64, granularity, handle })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The library of the driver, loaded at run time: builds and machines without CUDA need nothing of it.
 
-use super::error::driver_error;
+use super::error::{NOT_INITIALIZED, driver_error};
 use super::functions::{Functions, Vendor};
 use cotensor_core::{Error, Result};
 use libloading::Library;
@@ -26,6 +26,8 @@ pub struct CudaDriver {
     _library: ManuallyDrop<Library>,
     path: PathBuf,
     version: c_int,
+    /// The process that has initialized it.
+    process: u32,
 }
 
 impl CudaDriver {
@@ -54,7 +56,7 @@ impl CudaDriver {
             Error::unsupported(format!("the CUDA driver has no function {missing}: {}", too_old(None))).in_file(path)
         })?;
         let (library, path) = (ManuallyDrop::new(library), path.to_owned());
-        let mut driver = Self { functions, _library: library, path, version: 0 };
+        let mut driver = Self { functions, _library: library, path, version: 0, process: std::process::id() };
         let mut version = 0;
         // SAFETY: `version` outlives the call (see the module).
         driver.check("reading the driver's version", unsafe { (driver.functions.version)(&raw mut version) })?;
@@ -75,6 +77,18 @@ impl CudaDriver {
     /// The library.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether this process was forked after it had initialized the driver. Each call would fail, or wait for a lock of a thread that the
+    /// process does not have.
+    pub(super) fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// # Errors
+    /// `Unsupported` in a forked process.
+    pub(super) fn check_process(&self) -> Result<()> {
+        if self.is_forked() { Err(driver_error("using a GPU", NOT_INITIALIZED, "no driver here")) } else { Ok(()) }
     }
 
     /// Turns the result of a call into an error that names what was done.

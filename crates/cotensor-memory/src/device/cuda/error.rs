@@ -6,7 +6,7 @@ use std::fmt;
 pub(super) const INVALID_VALUE: u32 = 1;
 pub(super) const OUT_OF_MEMORY: u32 = 2;
 /// After `fork`: the parent has initialized the driver.
-const NOT_INITIALIZED: u32 = 3;
+pub(super) const NOT_INITIALIZED: u32 = 3;
 const DEINITIALIZED: u32 = 4;
 /// The driver is older than the library that is in front of it, or a stub without a driver.
 const INSUFFICIENT_DRIVER: [u32; 2] = [34, 35];
@@ -34,6 +34,7 @@ pub(super) fn driver_error(what: impl fmt::Display, code: u32, text: &str) -> Er
             ErrorKind::Unsupported,
             "the memory is on another device, which this device cannot access: copy the tensor",
         ),
+        NOT_SUPPORTED => (ErrorKind::Unsupported, "the device or its driver cannot do this"),
         NO_DEVICE => (ErrorKind::NotFound, "CUDA_VISIBLE_DEVICES may hide all devices"),
         code if INSUFFICIENT_DRIVER.contains(&code) => (ErrorKind::Unsupported, "install a newer driver"),
         code if is_lost(code) => (

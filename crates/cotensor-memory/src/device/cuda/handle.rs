@@ -52,7 +52,10 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the handle is used by nothing else. In a forked process the call only fails.
+        if self.driver.is_forked() {
+            return;
+        }
+        // SAFETY: the handle is used by nothing else.
         let _ = unsafe { (self.driver.functions.release)(self.number) };
     }
 }

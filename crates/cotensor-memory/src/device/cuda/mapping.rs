@@ -57,8 +57,10 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let Addresses { driver, first, bytes } = &self.addresses;
-        // SAFETY: copies that use these addresses have ended, because the functions that copy wait for them. In a forked process
-        // the call only fails.
+        if driver.is_forked() {
+            return;
+        }
+        // SAFETY: copies that use these addresses have ended, because the functions that copy wait for them.
         let _ = unsafe { (driver.functions.unmap)(*first, *bytes) };
     }
 }
@@ -75,6 +77,9 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
+        if self.driver.is_forked() {
+            return;
+        }
         // SAFETY: nothing is mapped at these addresses any more: a mapping unmaps first.
         let _ = unsafe { (self.driver.functions.free)(self.first, self.bytes) };
     }

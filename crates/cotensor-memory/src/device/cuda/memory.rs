@@ -91,11 +91,12 @@ impl fmt::Debug for CudaMemory {
 impl Opened {
     /// The context, which the first call opens.
     fn context(&self) -> Result<Arc<Context>> {
+        self.driver.check_process()?;
         let mut context = lock(&self.context);
         if let Some(context) = &*context {
             return Ok(Arc::clone(context));
         }
-        let opened = Arc::new(Context::open(&self.driver, self.ordinal)?);
+        let opened = Arc::new(Context::open(&self.driver, self.device.handle)?);
         *context = Some(Arc::clone(&opened));
         Ok(opened)
     }
@@ -133,6 +134,7 @@ impl Memory for CudaMemory {
             return Err(Error::new(ErrorKind::Refused, message));
         }
         let Opened { driver, ordinal, .. } = &*self.0;
+        driver.check_process()?;
         let bytes = self.allocated(len)?;
         // Only a mapping tells whether the descriptor has this length. The mapping keeps the memory without the handle.
         let handle = Handle::import(driver, fd.as_fd())?;
@@ -225,6 +227,36 @@ impl Segment for CudaSegment {
 mod tests {
     use super::*;
     use cotensor_fake_cuda::FakeCuda;
+
+    #[test]
+    fn forked_process_has_errors_and_frees_nothing() {
+        let fake = FakeCuda::start().unwrap();
+        let driver = CudaDriver::load(&fake.library()).unwrap();
+        let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+        let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+        let fd = segment.fd().unwrap().try_clone_to_owned().unwrap();
+        // SAFETY: the child allocates memory, which glibc supports after a fork, takes no lock of another thread, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let errors = [
+                segment.read_at(0, &mut [0]).err(),
+                memory.reserve(1).err(),
+                memory.import(fd, 100, MemoryKind::Device).err(),
+            ];
+            let clear = |error: Option<Error>| error.is_some_and(|error| error.to_string().contains("forked"));
+            let code = i32::from(!errors.into_iter().all(clear));
+            drop((segment, memory, driver));
+            // SAFETY: ends the child without cleaning up what belongs to its parent.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let mut byte = [0];
+        segment.read_at(99, &mut byte).unwrap();
+        assert_eq!((byte, fake.used_bytes(0).unwrap()), ([7], 2 << 20));
+    }
 
     #[test]
     fn published_memory_is_mapped_read_only() {
