@@ -76,7 +76,8 @@ impl ClientStoreBuilder {
     }
 
     /// The memory of one device, which [`Memory::device`] names. Processes share its segments by their descriptors
-    /// ([`Memory::import`]). For the host it is a pool of memfds by default.
+    /// ([`Memory::import`]). By default it is a pool of memfds for the host, and for CUDA devices the memory of the installed
+    /// driver, which the first use of such a device loads.
     #[must_use]
     pub fn memory(mut self, memory: Arc<dyn Memory>) -> Self {
         self.memories.push(memory);
@@ -190,7 +191,7 @@ impl ClientStoreBuilder {
 }
 
 impl ClientStore {
-    /// A builder of a client that can use host memory. `client` names this process for display.
+    /// A builder of a client that can use host memory and CUDA devices. `client` names this process for display.
     pub fn builder(client: &str) -> ClientStoreBuilder {
         ClientStoreBuilder {
             client: client.to_owned(),

@@ -1,35 +1,55 @@
 //! The memory of each device, in which this process makes tensors and opens those of other processes.
 
 use cotensor_core::{Device, Error, Memory, Result, Segment};
-use cotensor_memory::MemfdPool;
 use cotensor_memory::process::duplicate_fd;
+use cotensor_memory::{CudaDriver, CudaMemory, MemfdPool};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The most bytes of prefaulted host memory for large tensors.
 const POOL_BYTES_MAX: usize = 1 << 30;
 
 /// A memory for each device that this process can use.
-pub(super) struct Memories(BTreeMap<Device, Arc<dyn Memory>>);
+pub(super) struct Memories {
+    given: BTreeMap<Device, Arc<dyn Memory>>,
+    /// Those of CUDA devices, if the driver is installed. The first use of one loads the driver.
+    cuda: OnceLock<Result<BTreeMap<Device, Arc<dyn Memory>>>>,
+}
 
 impl Memories {
     /// A pool of memfds for the host, and `memories`, of which one may replace the pool.
     pub(super) fn new(memories: impl IntoIterator<Item = Arc<dyn Memory>>) -> Self {
         let host: Arc<dyn Memory> = Arc::new(MemfdPool::new(POOL_BYTES_MAX));
-        Self(std::iter::once(host).chain(memories).map(|memory| (memory.device(), memory)).collect())
+        Self { given: by_device(std::iter::once(host).chain(memories)), cuda: OnceLock::new() }
     }
 
     /// The memory of `device`.
     ///
     /// # Errors
-    /// `Unsupported` for a device that this client was built without.
+    /// `Unsupported` for a device that this client was built without, and for a CUDA device that the driver does not have.
     pub(super) fn of(&self, device: Device) -> Result<&dyn Memory> {
-        self.0.get(&device).map(|memory| &**memory).ok_or_else(|| {
-            let known: Vec<String> = self.0.keys().map(Device::to_string).collect();
-            Error::unsupported(format!("this client has no memory on {device}; it has {}", known.join(", ")))
-        })
+        if let Some(memory) = self.given.get(&device) {
+            return Ok(&**memory);
+        }
+        let mut known: Vec<&Device> = self.given.keys().collect();
+        if matches!(device, Device::Cuda(_)) {
+            let found = self.cuda.get_or_init(|| Ok(by_device(CudaMemory::all(&CudaDriver::open()?)?)));
+            let unusable =
+                |error: &Error| Error::unsupported(format!("this client has no memory on {device}: {error}"));
+            let found = found.as_ref().map_err(unusable)?;
+            if let Some(memory) = found.get(&device) {
+                return Ok(&**memory);
+            }
+            known.extend(found.keys());
+        }
+        let known: Vec<String> = known.into_iter().map(Device::to_string).collect();
+        Err(Error::unsupported(format!("this client has no memory on {device}; it has {}", known.join(", "))))
     }
+}
+
+fn by_device(memories: impl IntoIterator<Item = Arc<dyn Memory>>) -> BTreeMap<Device, Arc<dyn Memory>> {
+    memories.into_iter().map(|memory| (memory.device(), memory)).collect()
 }
 
 /// A duplicate of a segment's descriptor, to send.

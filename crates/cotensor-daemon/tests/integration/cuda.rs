@@ -5,7 +5,7 @@ use crate::support::{Running, spec, until};
 use cotensor_client::ClientStore;
 use cotensor_core::{Device, ErrorKind, Memory};
 use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS};
-use cotensor_memory::{CudaDriver, CudaMemory};
+use cotensor_memory::{CudaDriver, CudaMemory, DRIVER_VARIABLE};
 use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
@@ -62,15 +62,24 @@ fn daemon(max_bytes: usize) -> Processes {
 #[ignore = "the process that the other tests kill"]
 fn child() {
     let variable = |name| std::env::var_os(name).unwrap();
-    let memory = memory_of(variable(LIBRARY).as_ref());
-    let store = connect(variable(SOCKET).as_ref(), "child", &memory);
+    let socket = variable(SOCKET);
+    let connect = || connect(socket.as_ref(), "child", &memory_of(variable(LIBRARY).as_ref()));
     let _held = match variable(STEP).to_str().unwrap() {
         "produces" => {
+            let store = connect();
             drop(put(&store, "kept", &content(1, 3 * MIB), KEPT));
             let reserved = store.reserve(on_device("unpublished", 5 * MIB, KEPT), &store.holder("")).unwrap();
             (Some(put(&store, "held", &content(2, MIB), Retention::WhileLeased)), Some(reserved))
         }
-        "reads" => (Some(get(&store, "kept")), None),
+        "reads" => (Some(get(&connect(), "kept")), None),
+        "reads by default" => {
+            let store = ClientStore::connect(Some(socket.as_ref()), "child").unwrap();
+            let error = store.reserve(spec("y", 1).on(Device::Cuda(7)), &store.holder("")).unwrap_err();
+            assert!(error.to_string().contains("no memory on cuda:7; it has cpu, cuda:0"), "{error}");
+            let found = get(&store, "kept");
+            assert!(found.copy_to_host().unwrap() == content(1, 100));
+            (Some(found), None)
+        }
         other => panic!("{other}"),
     };
     println!("\nreached");
@@ -86,6 +95,7 @@ fn start(processes: &Processes, fake: &FakeCuda, step: &str) -> Child {
         .args(["--ignored", "--exact", "cuda::child", "--nocapture"])
         .env(SOCKET, &processes.socket)
         .env(LIBRARY, fake.library())
+        .env(DRIVER_VARIABLE, fake.library())
         .env(STEP, step)
         .stdout(Stdio::piped())
         .spawn()
@@ -142,6 +152,15 @@ fn tensor_is_intact_after_all_clients_and_the_server_were_killed() {
     let store = connect(&processes.socket, "reader", &memory);
     until("only the kept tensor is left", || used(&store) == 4 << 20);
     assert_eq!(get(&store, "kept").copy_to_host().unwrap(), content(1, 3 * MIB));
+}
+
+#[test]
+fn clients_find_the_installed_driver() {
+    let fake = FakeCuda::start().unwrap();
+    let processes = daemon(64 * MIB);
+    let store = connect(&processes.socket, "producer", &memory_of(&fake.library()));
+    drop(put(&store, "kept", &content(1, 100), KEPT));
+    kill(start(&processes, &fake, "reads by default"));
 }
 
 #[test]
