@@ -1,5 +1,6 @@
 //! The settings as `cotensor help env` and docs/reference/configuration.md show them.
 
+use cotensor::memory::{DEVICES_VARIABLE, DRIVER_VARIABLE};
 use cotensor_client::settings::{CONFIG, RUNTIME_DIR, SETTINGS, Setting};
 use std::fmt::Write;
 
@@ -30,6 +31,9 @@ pub(crate) fn markdown() -> String {
          KEY VALUE` changes the file.\n\n\
          `{RUNTIME_DIR}` names another folder than `/tmp/cotensor-UID` for the default socket and the sockets of ports, where `/tmp` is \
          not the same folder for all programs of a user. Set it for all of them.\n\n\
+         `{DRIVER_VARIABLE}` names the library of the GPU driver, instead of `libcuda.so.1`. `{DEVICES_VARIABLE}` lists the UUIDs of the \
+         machine's CUDA devices, separated by commas, the same list for all programs: the first is `cuda:0`. It is needed only where a \
+         program sees other devices than the machine has and the driver does not state their numbers.\n\n\
          | variable | argument | key in the file | default | meaning |\n|---|---|---|---|---|\n",
     );
     for setting in SETTINGS {

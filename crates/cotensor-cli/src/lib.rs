@@ -137,7 +137,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Tasks(args) => commands::tasks(&args, program),
         Command::Channel(args) => commands::channel(&args, program),
         Command::ServeModels(args) => commands::serve_models(&args, program),
-        Command::Doctor(args) => commands::doctor(&args),
+        Command::Doctor(args) => commands::doctor(&args, program),
         Command::Scan(args) => commands::scan(&args),
         Command::Cache(args) => commands::cache(&args),
         Command::Version(args) => commands::version(&args),

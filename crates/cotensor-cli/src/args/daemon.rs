@@ -392,12 +392,15 @@ pub(crate) struct DashboardArgs {
 
 /// Check whether this system supports the daemon, and report causes of low speed.
 ///
-/// Tests sealed memory, reads the kernel's limits, and pings the daemon if one runs. Changes nothing. Exit code 1 when
-/// a check fails.
+/// Tests sealed memory, reads the kernel's limits, and pings the daemon if one runs. Where a GPU driver is installed, kills a
+/// process that has made memory on each GPU, and reads that memory. Changes nothing. Exit code 1 when a check fails.
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) client: Client,
+    /// Make memory on this GPU, of which standard input gets the descriptor; set for the process that is killed.
+    #[arg(long, hide = true, value_name = "DEVICE")]
+    pub(crate) produce: Option<u32>,
 }
 
 /// Find duplicate memory in running processes: an estimate of the savings by sharing.

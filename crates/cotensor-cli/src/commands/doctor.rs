@@ -1,14 +1,24 @@
 use crate::args::DoctorArgs;
+use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::plain;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::{EngineInfo, Engines};
-use cotensor_inspect::doctor::{Diagnosis, Finding, Severity, diagnose};
+use cotensor_inspect::doctor::{Diagnosis, Finding, Severity, diagnose, produce};
 use std::fmt::Write;
+use std::process::Command;
 
-pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
+pub(crate) fn doctor(args: &DoctorArgs, program: &Program) -> Result<()> {
+    if let Some(ordinal) = args.produce {
+        return produce(ordinal);
+    }
     let socket = args.client.socket.clone().unwrap_or_else(cotensor_client::default_socket);
-    let mut diagnosis = diagnose(&socket);
+    let mut diagnosis = diagnose(&socket, |device| {
+        let (program, arguments) = program.command()?;
+        let mut command = Command::new(program);
+        command.args(arguments).args(["doctor", "--produce", &device.ordinal.to_string()]);
+        Ok(command)
+    });
     diagnosis.findings.push(own_engine());
     if args.client.json {
         print_json(&diagnosis)?;

@@ -370,10 +370,8 @@ fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
     row("memory of metadata", size(stats.metadata_bytes));
     row("memory kept ready", format!("{} by producers, beyond the budget", size(stats.ready_bytes)));
     row("memory budget", budget(stats));
-    for device in stats.devices.iter().filter(|device| device.device != Device::default().to_string()) {
-        let max = device.max_memory_bytes.map_or_else(|| "no limit".to_owned(), size);
-        let used = format!("{} of {max} ({} tensors)", size(device.memory_usage_bytes), device.tensors);
-        row(&format!("memory on {}", device.device), used);
+    for (device, used) in device_memory(stats) {
+        row(&format!("memory on {device}"), used);
     }
     row("counters start", format!("{} ago, with this server", duration(stats.counted_seconds)));
     row("peak memory", size(stats.peak_memory_bytes));
@@ -399,6 +397,16 @@ pub(super) fn kept(tensors: usize, bytes: u64, by: &[KeptTensors]) -> String {
     let others = if listed < tensors { ", others" } else { "" };
     let by = if producers.is_empty() { String::new() } else { format!(" of {}{others}", producers.join(", ")) };
     format!("{} in {}{by}", size(bytes), count(tensors, "tensor"))
+}
+
+/// The name of each device but the host, with its memory in use, its budget and its tensors.
+pub(super) fn device_memory(stats: &Stats) -> impl Iterator<Item = (&str, String)> {
+    let devices = stats.devices.iter().filter(|device| device.device != Device::default().to_string());
+    devices.map(|device| {
+        let max = device.max_memory_bytes.map_or_else(|| "no limit".to_owned(), size);
+        let used = format!("{} of {max} ({})", size(device.memory_usage_bytes), count(device.tensors, "tensor"));
+        (&*device.device, used)
+    })
 }
 
 /// The budget of a store, as text.

@@ -1,7 +1,9 @@
 //! The daemon's commands against a `cotensor serve` per test.
 
 use crate::support::{Daemon, until};
+use cotensor::memory::DRIVER_VARIABLE;
 use cotensor::store::TensorStore;
+use cotensor_fake_cuda::FakeCuda;
 use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
@@ -251,6 +253,28 @@ fn doctor_finds_the_daemon_and_reports_failures() {
     assert_eq!(severity(&daemon.json(&["doctor"]), "daemon"), "note");
     fs::write(daemon.socket(), "in the way").unwrap();
     daemon.expect_error(&["doctor"], 1, &["a check failed"]);
+}
+
+#[test]
+fn doctor_reads_gpu_memory_of_a_killed_process() {
+    let fake = FakeCuda::start().unwrap();
+    let daemon = Daemon::start(&["--max-device-memory", "cuda:0=1GiB"]);
+    let doctor = || {
+        let output = daemon.command(&["doctor"]).env(DRIVER_VARIABLE, fake.library()).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (passed, text) = doctor();
+    assert!(passed && text.contains("cuda:0 is Fake GPU, GPU-636f7465"), "{text}");
+    assert!(text.contains("works on cuda:0: a tensor outlived its killed producer"), "{text}");
+    fake.fail("cuMemMap", 801).unwrap();
+    let (passed, text) = doctor();
+    assert!(!passed && text.contains("tensors on cuda:0 cannot be shared"), "{text}");
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+    for command in ["stat", "top"] {
+        let output = daemon.command(&[command]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.lines().any(|line| line.contains("cuda:0") && line.contains("of 1.00 GiB (0 tensors)")), "{text}");
+    }
 }
 
 #[test]

@@ -3,18 +3,24 @@
 
 mod daemon;
 mod finding;
+mod gpu;
 mod memory;
 mod system;
 
 pub use finding::{Diagnosis, Finding, Severity};
+pub use gpu::produce;
 
+use cotensor_core::Result;
+use cotensor_memory::{CudaDevice, CudaDriver};
 use std::path::Path;
+use std::process::Command;
 
-/// Checks the kernel, this process's limits, shared memory and the daemon at `socket`. Changes nothing; allocates 64
-/// MiB temporarily.
-pub fn diagnose(socket: &Path) -> Diagnosis {
+/// Checks the kernel, this process's limits, shared memory, GPUs and the daemon at `socket`. Changes nothing; allocates 64
+/// MiB temporarily, and 4 MiB of each GPU. `producer` gives the command of a process that calls [`produce`] for a GPU.
+pub fn diagnose(socket: &Path, producer: impl Fn(&CudaDevice) -> Result<Command>) -> Diagnosis {
     let mut findings = system::check();
     findings.extend(memory::check());
+    findings.extend(gpu::check(CudaDriver::open(), producer));
     findings.extend(daemon::check(socket));
     let broken = findings.iter().any(|finding| finding.severity == Severity::Broken);
     Diagnosis { findings, broken }
@@ -23,21 +29,26 @@ pub fn diagnose(socket: &Path) -> Diagnosis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor_core::Error;
     use cotensor_daemon::{Config, Daemon, Listening};
 
     #[test]
     fn supported_system_passes_the_checks() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cotensor.sock");
-        let diagnosis = diagnose(&socket);
+        let none = |_: &CudaDevice| Err(Error::unsupported("not tested here"));
+        let mut diagnosis = diagnose(&socket, none);
+        // A machine with a GPU has no producer here.
+        diagnosis.findings.retain(|finding| finding.name != "shared GPU memory");
         let find = |name: &str| diagnosis.findings.iter().find(|finding| finding.name == name).unwrap().clone();
-        assert!(!diagnosis.broken, "{:?}", diagnosis.findings);
+        let broken = |finding: &Finding| finding.severity == Severity::Broken;
+        assert!(!diagnosis.findings.iter().any(broken), "{:?}", diagnosis.findings);
         assert_eq!(find("sealed memory").severity, Severity::Ok);
         assert_eq!((find("daemon").severity, find("kernel").severity), (Severity::Note, Severity::Ok));
 
         // A file that is not a socket.
         std::fs::write(&socket, "").unwrap();
-        assert!(diagnose(&socket).broken);
+        assert!(diagnose(&socket, none).broken);
     }
 
     #[test]

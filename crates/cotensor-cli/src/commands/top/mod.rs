@@ -5,6 +5,7 @@ mod snapshot;
 mod view;
 
 use crate::args::TopArgs;
+use crate::commands::tensors::{budget, device_memory};
 use crate::output::{count, print, print_json};
 use crate::signals;
 use crate::table::{Table, plain};
@@ -202,14 +203,15 @@ fn text(snapshot: Snapshot) -> String {
     share_rows(&report.devices).into_iter().for_each(|row| devices.row(row));
     let devices = if report.devices.is_empty() { String::new() } else { format!("\n{}", devices.text()) };
     let stats = &report.stats;
+    let memory: String = device_memory(stats).map(|(device, used)| format!("{device}: {used}\n")).collect();
     format!(
-        "{} saved of {} without sharing, {}, {} in use, peak {}, budget {}, hit rate {:.1} %\n\n{}\n{}{devices}",
+        "{} saved of {} without sharing, {}, {} in use, peak {}, budget {}, hit rate {:.1} %\n{memory}\n{}\n{}{devices}",
         size(stats.saved_bytes),
         size(stats.unshared_bytes),
         count(stats.total_tensors, "tensor"),
         size(stats.memory_usage_bytes),
         size(stats.peak_memory_bytes),
-        crate::commands::tensors::budget(stats),
+        budget(stats),
         100.0 * stats.hit_rate,
         tensors.text(),
         holders.text()

@@ -2,6 +2,7 @@
 
 use super::columns::{Column, table};
 use super::snapshot::{Order, SHARE_COLUMNS, Snapshot, leases, share_rows};
+use crate::commands::tensors::{budget, device_memory};
 use crate::output::count;
 use crate::table::{duration, elements, plain};
 use cotensor::core::size;
@@ -97,14 +98,15 @@ impl View {
                 "{} (peak {}, budget {})",
                 size(stats.memory_usage_bytes),
                 size(stats.peak_memory_bytes),
-                crate::commands::tensors::budget(stats)
+                budget(stats)
             ),
             count(stats.total_models, "holder"),
             format!("{:.0} lookups/s, hit rate {:.1} %", self.rate, 100.0 * stats.hit_rate),
             format!("{} evicted", stats.evictions),
         ];
+        let devices = device_memory(stats).map(|(device, used)| format!("{device}: {used}"));
         let mut lines: Vec<String> = Vec::new();
-        for part in parts {
+        for part in parts.into_iter().chain(devices) {
             match lines.last_mut() {
                 Some(line) if line.chars().count() + part.chars().count() + 5 <= usize::from(width) => {
                     line.push_str("   ");
@@ -151,6 +153,7 @@ fn height(rows: usize) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor::store::DeviceStats;
     use cotensor_client::protocol::{DeviceShares, Id, Keep, ProgramShare, Spec, TensorInfo, TensorState};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -240,6 +243,22 @@ mod tests {
             line_with(&shown, " evicted");
         }
         assert!(lines_of(&view, 110)[5].contains("shape"), "{:#?}", lines_of(&view, 110));
+    }
+
+    #[test]
+    fn memory_of_devices_is_shown() {
+        let mut view = view(Order::Bytes);
+        let of = |device: &str, tensors| DeviceStats {
+            device: device.to_owned(),
+            tensors,
+            memory_usage_bytes: 6 << 20,
+            max_memory_bytes: Some(40 << 30),
+            peak_memory_bytes: 6 << 20,
+        };
+        view.snapshot.stats.devices = vec![of("cpu", 2), of("cuda:1", 1)];
+        let shown = lines(&view);
+        assert!(shown[line_with(&shown, "cuda:1: 6.00 MiB of 40.0 GiB (1 tensor)")].contains('│'), "{shown:#?}");
+        assert!(!shown.iter().any(|line| line.contains("cpu:")), "{shown:#?}");
     }
 
     #[test]
