@@ -132,6 +132,15 @@ pub trait SegmentMut: Send + Sync {
     /// The bytes for writing, where the host can address them.
     fn bytes_mut(&mut self) -> Option<&mut [u8]>;
 
+    /// The address of the first byte for programs on the device. They may write there until the segment is frozen, which waits for
+    /// the work that this process has given to the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that no device addresses.
+    fn device_address(&self) -> Result<u64> {
+        Err(Error::unsupported("this segment's memory has no address on a device"))
+    }
+
     /// Copies `source` into the segment from byte `offset` on.
     ///
     /// # Errors
@@ -200,6 +209,15 @@ pub trait Segment: Send + Sync {
             let device = self.device();
             Error::unsupported(format!("the host cannot address {device} memory; copy the tensor to the host first"))
         })
+    }
+
+    /// The address of the first byte for programs on the device. They may read there while the segment exists: its drop waits for the
+    /// work that this process has given to the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that no device addresses.
+    fn device_address(&self) -> Result<u64> {
+        Err(Error::unsupported(format!("{} memory has no address on a device", self.kind())))
     }
 
     /// Copies bytes from `offset` on into `target`: the way to read a device, and never the way to share.

@@ -46,6 +46,14 @@ impl Reservation {
         self.tensor.segment.bytes_mut()
     }
 
+    /// The address of the first byte for programs on the device, which may write there until publication.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory that no device addresses.
+    pub fn device_address(&self) -> Result<u64> {
+        self.tensor.segment.device_address()
+    }
+
     /// Keeps the address of the bytes valid while the returned value exists, even if publishing fails. `None` unless it
     /// was reserved by [`TensorStore::reserve_aliased`](crate::TensorStore::reserve_aliased).
     pub fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {

@@ -69,6 +69,7 @@ impl Context {
     /// Waits for all work that this process has given to the device: kernels of any library may have written a segment.
     pub(super) fn synchronize(&self) -> Result<()> {
         let driver = &self.retained.driver;
+        driver.check_process()?;
         self.retained.with(|| {
             // SAFETY: the call has no arguments; a context is current.
             driver.check("waiting for the device", unsafe { (driver.functions.synchronize)() })

@@ -60,7 +60,8 @@ impl Drop for Mapping {
         if driver.is_forked() {
             return;
         }
-        // SAFETY: copies that use these addresses have ended, because the functions that copy wait for them.
+        // SAFETY: work that uses these addresses has ended: functions that copy wait for it, and so does a `Lendable` that other code
+        // has the address of.
         let _ = unsafe { (driver.functions.unmap)(*first, *bytes) };
     }
 }

@@ -7,9 +7,12 @@
 //! | `error` | the errors of the driver's results |
 //! | `handle` | allocations and their descriptors |
 //! | `mapping` | addresses of an allocation, read-only or writable |
+//! | `lendable` | a mapping whose address other code may use |
 //! | `context` | the primary context, in which bytes are copied |
 //! | `devices` | the devices, and their numbers on the machine |
-//! | `memory` | `Memory` and `Segment` |
+//! | `opened` | a device in use |
+//! | `segment` | `SegmentMut` and `Segment` |
+//! | `memory` | `Memory` |
 //!
 //! An allocation has the handle type "POSIX descriptor". Its memory exists while any process has a handle, a mapping or a descriptor
 //! of it, so producer, consumers and daemon may end in any order. Making, exporting, importing and mapping need no context (seen
@@ -27,8 +30,13 @@ mod driver;
 mod error;
 mod functions;
 mod handle;
+mod lendable;
 mod mapping;
 mod memory;
+mod opened;
+mod segment;
+#[cfg(test)]
+mod tests;
 
 pub use devices::{CudaDevice, DEVICES_VARIABLE};
 pub use driver::{CudaDriver, DRIVER_VARIABLE};

@@ -1,0 +1,98 @@
+//! Segments: written by their producer, then read-only.
+
+use super::functions::Access;
+use super::handle::Handle;
+use super::lendable::Lendable;
+use super::opened::Opened;
+use cotensor_core::{Device, MemoryKind, Result, Segment, SegmentMut, range_within};
+use std::any::Any;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Memory that its producer writes.
+pub(super) struct CudaSegmentMut {
+    pub(super) device: Arc<Opened>,
+    pub(super) handle: Handle,
+    pub(super) mapping: Lendable,
+    pub(super) len: usize,
+}
+
+impl SegmentMut for CudaSegmentMut {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn device_address(&self) -> Result<u64> {
+        Ok(self.mapping.lend(self.device.context()?))
+    }
+
+    fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        let range = range_within(offset, source.len(), self.len)?;
+        if source.is_empty() {
+            return Ok(());
+        }
+        self.device.context()?.write(&self.mapping, range.start, source)
+    }
+
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        let Self { device, handle, mapping, len } = *self;
+        device.context()?.synchronize()?;
+        mapping.set_access(device.ordinal, Access::Read)?;
+        let fd = handle.export()?;
+        Ok(Arc::new(CudaSegment { device, mapping, len, fd }))
+    }
+}
+
+/// Published memory: a read-only mapping, and the descriptor by which other processes open it. Both keep it.
+pub(super) struct CudaSegment {
+    pub(super) device: Arc<Opened>,
+    pub(super) mapping: Lendable,
+    pub(super) len: usize,
+    pub(super) fd: OwnedFd,
+}
+
+impl Segment for CudaSegment {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    fn device(&self) -> Device {
+        self.device.device.device()
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn device_address(&self) -> Result<u64> {
+        Ok(self.mapping.lend(self.device.context()?))
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let range = range_within(offset, target.len(), self.len)?;
+        if target.is_empty() {
+            return Ok(());
+        }
+        self.device.context()?.read(&self.mapping, range.start, target)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+}

@@ -1,0 +1,122 @@
+//! What only this module can do: work of other code, forks, writes to published memory.
+
+use super::driver::CudaDriver;
+use super::memory::CudaMemory;
+use super::segment::CudaSegment;
+use cotensor_core::{Error, Memory, MemoryKind, Segment};
+use cotensor_fake_cuda::FakeCuda;
+use std::sync::Arc;
+
+/// Another library of this process, with a stream of its own in the primary context.
+struct Library {
+    driver: Arc<CudaDriver>,
+    stream: usize,
+}
+
+impl Library {
+    fn open(driver: &Arc<CudaDriver>) -> Self {
+        let (mut context, mut stream) = (0, 0);
+        // SAFETY: both values outlive the calls.
+        let codes = unsafe {
+            let functions = &driver.functions;
+            let retained = (functions.retain_context)(&raw mut context, 0);
+            let pushed = (functions.push_context)(context);
+            [retained, pushed, (functions.create_stream)(&raw mut stream, 0)]
+        };
+        assert_eq!(codes, [0; 3]);
+        Self { driver: Arc::clone(driver), stream }
+    }
+
+    /// Gives the device work, and does not wait for it.
+    fn fill(&self, address: u64, value: u8, len: usize) {
+        // SAFETY: the address is of a segment that waits for the work.
+        let code = unsafe { (self.driver.functions.fill)(address, value, len, self.stream) };
+        assert_eq!(code, 0);
+    }
+
+    /// As [`fill`](Self::fill).
+    fn read(&self, address: u64, target: &mut [u8]) {
+        let (pointer, len) = (target.as_mut_ptr().cast(), target.len());
+        // SAFETY: the segment waits for the work, and the test keeps `target` longer.
+        let code = unsafe { (self.driver.functions.copy_to_host)(pointer, address, len, self.stream) };
+        assert_eq!(code, 0);
+    }
+}
+
+#[test]
+fn work_of_other_libraries_ends_before_publication_and_before_the_end() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let library = Library::open(&driver);
+    let written = memory.reserve(100).unwrap();
+    library.fill(written.device_address().unwrap(), 7, 100);
+    let made = written.freeze().unwrap();
+    let mut bytes = [0; 100];
+    made.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 100], "the publication waits for the producer's work");
+
+    let found = memory.import(made.fd().unwrap().try_clone_to_owned().unwrap(), 100, MemoryKind::Device).unwrap();
+    for segment in [made, found] {
+        let mut target = [0; 100];
+        library.read(segment.device_address().unwrap(), &mut target);
+        drop(segment);
+        assert_eq!(target, [7; 100], "the work has ended before the address did");
+    }
+    drop(memory.reserve(1).unwrap());
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+    // A reservation that is given up waits, too.
+    let written = memory.reserve(100).unwrap();
+    library.fill(written.device_address().unwrap(), 7, 100);
+    drop(written);
+    drop(memory.reserve(1).unwrap());
+}
+
+#[test]
+fn forked_process_has_errors_and_frees_nothing() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    let fd = segment.fd().unwrap().try_clone_to_owned().unwrap();
+    // SAFETY: the child allocates memory, which glibc supports after a fork, takes no lock of another thread, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let errors = [
+            segment.read_at(0, &mut [0]).err(),
+            memory.reserve(1).err(),
+            memory.import(fd, 100, MemoryKind::Device).err(),
+        ];
+        let clear = |error: Option<Error>| error.is_some_and(|error| error.to_string().contains("forked"));
+        let code = i32::from(!errors.into_iter().all(clear));
+        drop((segment, memory, driver));
+        // SAFETY: ends the child without cleaning up what belongs to its parent.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    let mut byte = [0];
+    segment.read_at(99, &mut byte).unwrap();
+    assert_eq!((byte, fake.used_bytes(0).unwrap()), ([7], 2 << 20));
+}
+
+#[test]
+fn published_memory_is_mapped_read_only() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let made = memory.reserve(100).unwrap().freeze().unwrap();
+    let fd = made.fd().unwrap().try_clone_to_owned().unwrap();
+    let found = memory.import(fd, 100, MemoryKind::Device).unwrap();
+    for segment in [made, found] {
+        let segment = segment.as_any().unwrap().downcast_ref::<CudaSegment>().unwrap();
+        let context = memory.opened().context().unwrap();
+        let error = context.write(&segment.mapping, 0, &[1]).unwrap_err();
+        assert!(error.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
+        let mut byte = [7];
+        segment.read_at(0, &mut byte).unwrap();
+        assert_eq!(byte, [0]);
+    }
+}
