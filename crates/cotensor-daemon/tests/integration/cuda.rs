@@ -1,4 +1,4 @@
-//! Tensors in the memory of CUDA devices, on a fake driver: who dies, and what comes back.
+//! Tensors in the memory of CUDA devices, on a fake driver: kills, failures and budgets.
 
 use crate::support::processes::{Processes, content, settles_empty, signal};
 use crate::support::{Running, spec, until};
