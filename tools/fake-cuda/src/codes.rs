@@ -23,6 +23,12 @@ pub(crate) const INVALID_HANDLE: u32 = 400;
 pub const ILLEGAL_ADDRESS: u32 = 700;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub(crate) const NOT_SUPPORTED: u32 = 801;
+/// `CUDA_ERROR_ILLEGAL_STATE`.
+pub(crate) const ILLEGAL_STATE: u32 = 401;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+pub const CAPTURE_UNSUPPORTED: u32 = 900;
+/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
+pub const CAPTURE_INVALIDATED: u32 = 901;
 /// `CUDA_ERROR_UNKNOWN`.
 pub const UNKNOWN: u32 = 999;
 
@@ -40,6 +46,13 @@ pub(crate) fn describe(code: u32) -> Option<(&'static std::ffi::CStr, &'static s
         INVALID_HANDLE => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
         ILLEGAL_ADDRESS => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
         NOT_SUPPORTED => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+        ILLEGAL_STATE => (c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
+        CAPTURE_UNSUPPORTED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing")
+        }
+        CAPTURE_INVALIDATED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture")
+        }
         UNKNOWN => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,
     })

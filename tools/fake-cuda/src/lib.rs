@@ -11,10 +11,11 @@
 //! | [`FakeCuda`] | starts and controls a machine in tests |
 //!
 //! The functions behave as NVIDIA's documentation says, and as an H200 did (docs/labs/gpu.md). Where both are silent, the
-//! library returns an error. Three behaviours find mistakes of programs:
+//! library returns an error. Four behaviours find mistakes of programs:
 //! - **Addresses** of a device cannot be read or written by the host.
 //! - **Streams run late**: work waits until a function must wait for it. Bytes of a program that does not synchronize are wrong.
 //! - **Work for an unmapped address** ends the context, as an illegal address does.
+//! - **A captured stream** prohibits calls of threads whose mode is not relaxed; they make the capture invalid.
 //!
 //! # Memory
 //! An allocation is a file in the folder. It exists while any process has its handle, a mapping or an exported descriptor. An
@@ -32,5 +33,7 @@ mod fake;
 mod machine;
 mod process;
 
-pub use codes::{ILLEGAL_ADDRESS, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
+pub use codes::{
+    CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN,
+};
 pub use fake::{FakeCuda, GRANULARITY};

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 
-use cotensor_fake_cuda::{FakeCuda, GRANULARITY, ILLEGAL_ADDRESS, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN};
+use cotensor_fake_cuda::{
+    CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, FakeCuda, GRANULARITY, ILLEGAL_ADDRESS, NO_DEVICE, NOT_INITIALIZED,
+    OUT_OF_MEMORY, UNKNOWN,
+};
 use libloading::{Library, Symbol};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -223,6 +226,31 @@ fn work_for_an_unmapped_address_ends_the_context() {
     assert_eq!(cuda.unmap(address, 2 * MIB), [0, 0]);
     assert_eq!(cuda.wait(stream), ILLEGAL_ADDRESS);
     assert_eq!(cuda.create(2 * MIB), Err(ILLEGAL_ADDRESS), "all calls fail from now on");
+}
+
+#[test]
+fn captured_stream_prohibits_calls_of_threads_that_are_not_relaxed() {
+    let cuda = start();
+    let (captured, other) = (cuda.stream(), cuda.stream());
+    let begin = || call!(cuda, "cuStreamBeginCapture_v2", captured => u64, 0 => i32);
+    let end = || {
+        let mut graph = 0u64;
+        call!(cuda, "cuStreamEndCapture", captured => u64, &raw mut graph => *mut u64)
+    };
+    assert_eq!((begin(), begin(), end(), end()), (0, 401, 0, 401));
+    assert_eq!((begin(), cuda.wait(other), end()), (0, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED));
+    let mut mode = 2;
+    assert_eq!(call!(cuda, "cuThreadExchangeStreamCaptureMode", &raw mut mode => *mut i32), 0);
+    assert_eq!(mode, 0, "the former mode");
+    assert_eq!((begin(), cuda.wait(other), end()), (0, 0, 0));
+    for function in ["cuCtxSynchronize", "cuStreamSynchronize"] {
+        assert_eq!(begin(), 0);
+        let code = match function {
+            "cuCtxSynchronize" => call!(cuda, "cuCtxSynchronize"),
+            _ => cuda.wait(captured),
+        };
+        assert_eq!((code, end()), (CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED), "{function}");
+    }
 }
 
 #[test]

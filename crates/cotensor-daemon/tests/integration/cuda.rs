@@ -191,6 +191,7 @@ fn failed_reservations_and_publications_leave_nothing() {
     empty();
     for function in ["cuCtxSynchronize", "cuMemExportToShareableHandle"] {
         let reservation = store.reserve(on_device("x", MIB, KEPT), &store.holder("")).unwrap();
+        reservation.device_address().unwrap();
         fake.fail(function, ILLEGAL_ADDRESS).unwrap();
         let error = reservation.publish().unwrap_err();
         assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");

@@ -108,9 +108,12 @@ fn errors_of_the_driver_are_clear_and_give_memory_back() {
         fake.repair().unwrap();
         assert_eq!(fake.used_bytes(0).unwrap(), 2 << 20, "{function}");
     }
-    for function in ["cuCtxSynchronize", "cuMemSetAccess", "cuMemExportToShareableHandle"] {
+    for (function, result) in
+        [("cuCtxSynchronize", ILLEGAL_ADDRESS), ("cuMemSetAccess", 4711), ("cuMemExportToShareableHandle", 4711)]
+    {
         let written = memory.reserve(1).unwrap();
-        fake.fail(function, 4711).unwrap();
+        written.device_address().unwrap();
+        fake.fail(function, result).unwrap();
         assert_eq!(written.freeze().err().unwrap().kind(), ErrorKind::Io, "{function}");
         fake.repair().unwrap();
         assert_eq!(fake.used_bytes(0).unwrap(), 2 << 20, "{function}");

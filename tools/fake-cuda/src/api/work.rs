@@ -1,8 +1,8 @@
 //! Contexts, streams and their work.
 
-use super::put;
+use super::{get, put};
 use crate::codes::INVALID_VALUE;
-use crate::process::{Work, enter};
+use crate::process::{Work, enter, exchange_mode};
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 /// `CU_STREAM_NON_BLOCKING`. This library has no default stream, so all streams are alike.
@@ -54,6 +54,27 @@ extern "C" fn cuStreamSynchronize(stream: u64) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: u64) -> u32 {
     enter("cuStreamDestroy_v2", |process| process.destroy(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamBeginCapture_v2(stream: u64, mode: c_int) -> u32 {
+    enter("cuStreamBeginCapture_v2", |process| process.begin_capture(stream, mode))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamEndCapture(stream: u64, graph: *mut u64) -> u32 {
+    // SAFETY: the caller promises it (see the module `api`).
+    enter("cuStreamEndCapture", |process| unsafe { put(graph, process.end_capture(stream)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> u32 {
+    enter("cuThreadExchangeStreamCaptureMode", |_| {
+        // SAFETY: the caller promises it (see the module `api`).
+        let former = exchange_mode(*unsafe { get(mode) }?)?;
+        // SAFETY: as above.
+        unsafe { put(mode, former) }
+    })
 }
 
 #[unsafe(no_mangle)]

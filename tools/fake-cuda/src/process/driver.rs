@@ -1,6 +1,7 @@
 //! The driver: what a process has made with it, and the entrance of all functions.
 
 use super::addresses::Addresses;
+use super::captures::Captures;
 use super::contexts::Contexts;
 use super::streams::{Streams, Work};
 use crate::codes::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, Outcome};
@@ -23,6 +24,7 @@ pub(crate) struct Process {
     pub(crate) addresses: Addresses,
     pub(crate) contexts: Contexts,
     streams: Streams,
+    captures: Captures,
     /// The result of all calls, once the contexts are lost.
     lost: Option<u32>,
     /// The last handle.
@@ -55,6 +57,7 @@ pub(crate) fn initialize() -> Outcome {
         handles: HashMap::new(),
         addresses: Addresses::default(),
         streams: Streams::default(),
+        captures: Captures::default(),
         lost: None,
         last: 0,
     });
@@ -133,6 +136,7 @@ impl Process {
 
     /// Makes a stream in the current context.
     pub(crate) fn stream(&mut self) -> Outcome<u64> {
+        self.captures.check_unsafe()?;
         let ordinal = self.contexts.current()?;
         let (handle, device) = (self.next(), self.device(ordinal)?);
         self.streams.add(handle, ordinal, device);
@@ -141,11 +145,33 @@ impl Process {
 
     /// Adds work to a stream of the current context.
     pub(crate) fn submit(&mut self, stream: u64, work: Work) -> Outcome {
+        self.captures.check_unsafe()?;
         self.streams.submit(stream, self.contexts.current()?, work, &self.addresses)
     }
 
-    /// Runs the work of a stream. The contexts are lost when it fails.
+    /// Captures a stream of the current context into a graph.
+    pub(crate) fn begin_capture(&mut self, stream: u64, mode: i32) -> Outcome {
+        if !self.streams.all(self.contexts.current()?).contains(&stream) {
+            return Err(INVALID_HANDLE);
+        }
+        self.captures.begin(stream, mode)
+    }
+
+    /// Ends a capture. Returns the handle of a graph.
+    pub(crate) fn end_capture(&mut self, stream: u64) -> Outcome<u64> {
+        self.captures.end(stream)?;
+        Ok(self.next())
+    }
+
+    /// Runs the work of a stream.
     pub(crate) fn synchronize(&mut self, stream: u64) -> Outcome {
+        self.captures.check_unsafe()?;
+        self.captures.check_wait(&[stream])?;
+        self.run(stream)
+    }
+
+    /// Runs the work of a stream. The contexts are lost when it fails.
+    fn run(&mut self, stream: u64) -> Outcome {
         let done = self.streams.run(stream, &self.addresses);
         self.lost = self.lost.or(done.err().filter(|code| *code != INVALID_HANDLE));
         done
@@ -154,7 +180,9 @@ impl Process {
     /// Runs the work of all streams of the current context.
     pub(crate) fn synchronize_all(&mut self) -> Outcome {
         let streams = self.streams.all(self.contexts.current()?);
-        streams.into_iter().try_for_each(|stream| self.synchronize(stream))
+        self.captures.check_unsafe()?;
+        self.captures.check_wait(&streams)?;
+        streams.into_iter().try_for_each(|stream| self.run(stream))
     }
 
     /// Runs the work of a stream, and removes it.

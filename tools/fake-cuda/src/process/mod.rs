@@ -1,10 +1,12 @@
 //! The driver of one process.
 
 mod addresses;
+mod captures;
 mod contexts;
 mod driver;
 mod streams;
 
 pub(crate) use addresses::Access;
+pub(crate) use captures::exchange_mode;
 pub(crate) use driver::{Process, enter, initialize};
 pub(crate) use streams::Work;

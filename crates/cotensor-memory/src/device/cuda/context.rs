@@ -1,7 +1,8 @@
 //! The primary context of a device, in which bytes are copied.
 
 use super::driver::CudaDriver;
-use super::functions::NON_BLOCKING;
+use super::error::is_lost;
+use super::functions::{NON_BLOCKING, RELAXED};
 use super::mapping::Mapping;
 use cotensor_core::Result;
 use std::sync::Arc;
@@ -66,14 +67,22 @@ impl Context {
         })
     }
 
-    /// Waits for all work that this process has given to the device: kernels of any library may have written a segment.
+    /// Waits for all work in this context: kernels of any library may use a segment whose address they have.
     pub(super) fn synchronize(&self) -> Result<()> {
         let driver = &self.retained.driver;
         driver.check_process()?;
-        self.retained.with(|| {
-            // SAFETY: the call has no arguments; a context is current.
-            driver.check("waiting for the device", unsafe { (driver.functions.synchronize)() })
-        })
+        driver.check("waiting for the work of this process on the device", self.wait())
+    }
+
+    /// Waits for all work in this context. Returns whether none is left: it has ended, or the context is lost.
+    pub(super) fn becomes_idle(&self) -> bool {
+        !self.retained.driver.is_forked() && matches!(self.wait(), code if code == 0 || is_lost(code))
+    }
+
+    fn wait(&self) -> u32 {
+        // SAFETY: the call has no arguments; a context is current.
+        let wait = || unsafe { (self.retained.driver.functions.synchronize)() };
+        self.retained.enter(wait).map_or_else(|code| code, |(code, _)| code)
     }
 
     /// Free bytes of the device, and all.
@@ -112,17 +121,37 @@ impl Drop for Context {
 }
 
 impl Retained {
-    /// Runs `work` with the context as the current one of this thread, and then restores the former one.
+    /// As [`enter`](Self::enter), with errors instead of results of the driver.
     fn with<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let (driver, mut former) = (&self.driver, 0);
-        // SAFETY: the context is retained.
-        driver.check("entering the context of the device", unsafe { (driver.functions.push_context)(self.context) })?;
-        let done = work();
-        // SAFETY: `former` outlives the call (see the module `cuda`).
-        let left = unsafe { (driver.functions.pop_context)(&raw mut former) };
+        let entered = self.enter(work).map_err(|code| self.driver.failure("entering the context of the device", code));
+        let (done, left) = entered?;
         let done = done?;
-        driver.check("leaving the context of the device", left)?;
+        self.driver.check("leaving the context of the device", left)?;
         Ok(done)
+    }
+
+    /// Runs `work` with the context as the current one of this thread, and then restores the former one. Returns the driver's result of
+    /// that, too. A stream that a thread of this process captures into a graph does not notice calls of `work`.
+    ///
+    /// # Errors
+    /// The driver's result when the context cannot be entered.
+    fn enter<T>(&self, work: impl FnOnce() -> T) -> Result<(T, u32), u32> {
+        let (functions, mut former, mut mode) = (&self.driver.functions, 0, RELAXED);
+        // SAFETY: the context is retained.
+        let entered = unsafe { (functions.push_context)(self.context) };
+        if entered != 0 {
+            return Err(entered);
+        }
+        // SAFETY: `mode` outlives the call, which exchanges it for that of this thread (see the module `cuda`).
+        let exchanged = unsafe { (functions.exchange_capture_mode)(&raw mut mode) };
+        let done = work();
+        if exchanged == 0 {
+            // SAFETY: as above.
+            let _ = unsafe { (functions.exchange_capture_mode)(&raw mut mode) };
+        }
+        // SAFETY: `former` outlives the call (see the module `cuda`).
+        let left = unsafe { (functions.pop_context)(&raw mut former) };
+        Ok((done, left))
     }
 }
 

@@ -93,7 +93,12 @@ impl CudaDriver {
 
     /// Turns the result of a call into an error that names what was done.
     pub(super) fn check(&self, what: impl fmt::Display, code: u32) -> Result<()> {
-        if code == 0 { Ok(()) } else { Err(driver_error(what, code, &self.describe(code))) }
+        if code == 0 { Ok(()) } else { Err(self.failure(what, code)) }
+    }
+
+    /// The error of a call whose result is not 0.
+    pub(super) fn failure(&self, what: impl fmt::Display, code: u32) -> Error {
+        driver_error(what, code, &self.describe(code))
     }
 
     /// The name and the text of a result, as the driver has them.

@@ -11,6 +11,8 @@ const DEINITIALIZED: u32 = 4;
 /// The driver is older than the library that is in front of it, or a stub without a driver.
 const INSUFFICIENT_DRIVER: [u32; 2] = [34, 35];
 const NO_DEVICE: u32 = 100;
+/// A call that a stream which is captured into a graph prohibits. The capture has ended with an error.
+const CAPTURE_UNSUPPORTED: u32 = 900;
 /// The memory is on another device.
 const NO_PEER_ACCESS: u32 = 217;
 const ECC_UNCORRECTABLE: u32 = 214;
@@ -35,6 +37,10 @@ pub(super) fn driver_error(what: impl fmt::Display, code: u32, text: &str) -> Er
             "the memory is on another device, which this device cannot access: copy the tensor",
         ),
         NOT_SUPPORTED => (ErrorKind::Unsupported, "the device or its driver cannot do this"),
+        CAPTURE_UNSUPPORTED => (
+            ErrorKind::Conflict,
+            "a stream of this process is captured into a CUDA graph: end the capture before, and capture again",
+        ),
         NO_DEVICE => (ErrorKind::NotFound, "CUDA_VISIBLE_DEVICES may hide all devices"),
         code if INSUFFICIENT_DRIVER.contains(&code) => (ErrorKind::Unsupported, "install a newer driver"),
         code if is_lost(code) => (
@@ -49,6 +55,6 @@ pub(super) fn driver_error(what: impl fmt::Display, code: u32, text: &str) -> Er
 }
 
 /// Whether all later calls of the process have this result, too.
-fn is_lost(code: u32) -> bool {
+pub(super) fn is_lost(code: u32) -> bool {
     matches!(code, DEINITIALIZED | ECC_UNCORRECTABLE) || LOST.contains(&code) || LOST_IN_KERNEL.contains(&code)
 }

@@ -38,6 +38,8 @@ const ON_DEVICE: c_int = 1;
 pub(super) const MINIMUM: c_int = 0;
 /// `CU_STREAM_NON_BLOCKING`: work on the default stream does not wait for it, nor it for that.
 pub(super) const NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: a call that does not concern a captured stream does not end the capture.
+pub(super) const RELAXED: c_int = 2;
 
 /// What a device may do with a mapping: `CUmemAccess_flags`.
 #[derive(Clone, Copy)]
@@ -116,6 +118,7 @@ functions! {
     push_context "cuCtxPushCurrent_v2" "hipCtxPushCurrent" (usize);
     pop_context "cuCtxPopCurrent_v2" "hipCtxPopCurrent" (*mut usize);
     synchronize "cuCtxSynchronize" "hipCtxSynchronize" ();
+    exchange_capture_mode "cuThreadExchangeStreamCaptureMode" "hipThreadExchangeStreamCaptureMode" (*mut c_int);
     granularity "cuMemGetAllocationGranularity" "hipMemGetAllocationGranularity"
         (*mut usize, *const AllocationProperties, c_int);
     create "cuMemCreate" "hipMemCreate" (*mut c_ulonglong, usize, *const AllocationProperties, c_ulonglong);

@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 /// Memory that its producer writes.
 pub(super) struct CudaSegmentMut {
-    pub(super) device: Arc<Opened>,
-    pub(super) handle: Handle,
+    // The order in which the fields are dropped: the mapping before the memory that it shows.
     pub(super) mapping: Lendable,
+    pub(super) handle: Handle,
+    pub(super) device: Arc<Opened>,
     pub(super) len: usize,
 }
 
@@ -44,7 +45,7 @@ impl SegmentMut for CudaSegmentMut {
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let Self { device, handle, mapping, len } = *self;
-        device.context()?.synchronize()?;
+        mapping.wait_for_users()?;
         mapping.set_access(device.ordinal, Access::Read)?;
         let fd = handle.export()?;
         Ok(Arc::new(CudaSegment { device, mapping, len, fd }))
@@ -53,10 +54,10 @@ impl SegmentMut for CudaSegmentMut {
 
 /// Published memory: a read-only mapping, and the descriptor by which other processes open it. Both keep it.
 pub(super) struct CudaSegment {
-    pub(super) device: Arc<Opened>,
     pub(super) mapping: Lendable,
-    pub(super) len: usize,
     pub(super) fd: OwnedFd,
+    pub(super) device: Arc<Opened>,
+    pub(super) len: usize,
 }
 
 impl Segment for CudaSegment {

@@ -3,8 +3,8 @@
 use super::driver::CudaDriver;
 use super::memory::CudaMemory;
 use super::segment::CudaSegment;
-use cotensor_core::{Error, Memory, MemoryKind, Segment};
-use cotensor_fake_cuda::FakeCuda;
+use cotensor_core::{Error, ErrorKind, Memory, MemoryKind, Segment};
+use cotensor_fake_cuda::{CAPTURE_INVALIDATED, FakeCuda, ILLEGAL_ADDRESS};
 use std::sync::Arc;
 
 /// Another library of this process, with a stream of its own in the primary context.
@@ -32,6 +32,33 @@ impl Library {
         // SAFETY: the address is of a segment that waits for the work.
         let code = unsafe { (self.driver.functions.fill)(address, value, len, self.stream) };
         assert_eq!(code, 0);
+    }
+
+    /// Starts to capture a stream of its own, in the mode that prohibits the most calls of all threads. Returns the stream.
+    fn begin_capture(&self) -> usize {
+        let (mut stream, library) = (0, self.library());
+        // SAFETY: `stream` outlives the call; the types are those of `cuda.h`.
+        let codes = unsafe {
+            let begin = library.get::<unsafe extern "C" fn(usize, i32) -> u32>("cuStreamBeginCapture_v2").unwrap();
+            [(self.driver.functions.create_stream)(&raw mut stream, 1), begin(stream, 0)]
+        };
+        assert_eq!(codes, [0; 2]);
+        stream
+    }
+
+    /// Ends the capture. Returns the driver's result.
+    fn end_capture(&self, stream: usize) -> u32 {
+        let (mut graph, library) = (0, self.library());
+        // SAFETY: `graph` outlives the call; the types are those of `cuda.h`.
+        unsafe {
+            let end = library.get::<unsafe extern "C" fn(usize, *mut usize) -> u32>("cuStreamEndCapture").unwrap();
+            end(stream, &raw mut graph)
+        }
+    }
+
+    fn library(&self) -> libloading::Library {
+        // SAFETY: the library is loaded already.
+        unsafe { libloading::Library::new(self.driver.path()) }.unwrap()
     }
 
     /// As [`fill`](Self::fill).
@@ -119,4 +146,50 @@ fn published_memory_is_mapped_read_only() {
         segment.read_at(0, &mut byte).unwrap();
         assert_eq!(byte, [0]);
     }
+}
+
+#[test]
+fn capture_of_another_library_is_not_disturbed() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let library = Library::open(&driver);
+    let captured = library.begin_capture();
+    let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    let mut bytes = [0; 100];
+    segment.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 100]);
+    drop(segment);
+    assert_eq!(library.end_capture(captured), 0);
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+}
+
+#[test]
+fn memory_stays_mapped_where_the_end_of_work_is_unknown() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let library = Library::open(&driver);
+    let (published, reserved) = (memory.reserve(100).unwrap().freeze().unwrap(), memory.reserve(100).unwrap());
+    let mut target = [0xFF; 100];
+    library.read(published.device_address().unwrap(), &mut target);
+    reserved.device_address().unwrap();
+    let captured = library.begin_capture();
+    let error = reserved.freeze().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert!(error.to_string().contains("end the capture"), "{error}");
+    drop(published);
+    assert_eq!(library.end_capture(captured), CAPTURE_INVALIDATED);
+    // The work that was left finds the memory.
+    drop(memory.reserve(1).unwrap());
+    memory.opened().context().unwrap().synchronize().unwrap();
+    assert_eq!(target, [0; 100]);
+
+    // A lost context has no work.
+    let segment = memory.reserve(4 << 20).unwrap().freeze().unwrap();
+    segment.device_address().unwrap();
+    let before = fake.used_bytes(0).unwrap();
+    fake.fail("cuCtxSynchronize", ILLEGAL_ADDRESS).unwrap();
+    drop(segment);
+    assert_eq!(fake.used_bytes(0).unwrap(), before - (4 << 20));
 }
