@@ -15,14 +15,12 @@ pub const NO_DEVICE: u32 = 100;
 pub(crate) const INVALID_DEVICE: u32 = 101;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 pub(crate) const INVALID_CONTEXT: u32 = 201;
-/// `CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`.
-pub(crate) const PEER_ACCESS_UNSUPPORTED: u32 = 217;
 /// `CUDA_ERROR_INVALID_HANDLE`.
 pub(crate) const INVALID_HANDLE: u32 = 400;
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
 pub const ILLEGAL_ADDRESS: u32 = 700;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
-pub(crate) const NOT_SUPPORTED: u32 = 801;
+pub const NOT_SUPPORTED: u32 = 801;
 /// `CUDA_ERROR_ILLEGAL_STATE`.
 pub(crate) const ILLEGAL_STATE: u32 = 401;
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
@@ -42,7 +40,6 @@ pub(crate) fn describe(code: u32) -> Option<(&'static std::ffi::CStr, &'static s
         NO_DEVICE => (c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
         INVALID_DEVICE => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
         INVALID_CONTEXT => (c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
-        PEER_ACCESS_UNSUPPORTED => (c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", c"no peer access between the devices"),
         INVALID_HANDLE => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
         ILLEGAL_ADDRESS => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
         NOT_SUPPORTED => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),

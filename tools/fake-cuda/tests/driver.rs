@@ -293,7 +293,7 @@ fn other_devices_need_peer_access() {
     let address = cuda.map(handle, 2 * MIB, READ).unwrap();
     let description = [1, 1, READ];
     let set = || call!(cuda, "cuMemSetAccess", address => u64, 2 * MIB => usize, description.as_ptr() => *const i32, 1 => usize);
-    assert_eq!(set(), 217);
+    assert_eq!(set(), 801);
     cuda.fake.set_peer_access(true).unwrap();
     assert_eq!(set(), 0);
 }

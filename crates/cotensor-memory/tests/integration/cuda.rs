@@ -2,7 +2,7 @@
 
 use cotensor_core::testing::{conformance, import_conformance};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Segment};
-use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS, OUT_OF_MEMORY};
+use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS, NOT_SUPPORTED, OUT_OF_MEMORY};
 use cotensor_memory::{CudaDriver, CudaMemory, DEVICES_VARIABLE};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -122,6 +122,14 @@ fn errors_of_the_driver_are_clear_and_give_memory_back() {
         fake.fail(function, OUT_OF_MEMORY).unwrap();
         let error = memory.import(fd_of(&*segment), 2 * MIB, MemoryKind::Device).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::OverBudget, "{function}: {error}");
+        fake.fail(function, NOT_SUPPORTED).unwrap();
+        let error = memory.import(fd_of(&*segment), 2 * MIB, MemoryKind::Device).err().unwrap();
+        // The driver refuses another length by this result.
+        let wanted = if function == "cuMemMap" { ErrorKind::Refused } else { ErrorKind::Unsupported };
+        assert_eq!(error.kind(), wanted, "{function}: {error}");
+        let error = memory.reserve(1).map(drop);
+        assert!(error.is_ok() == (function == "cuMemImportFromShareableHandle"), "{function}");
+        assert!(error.is_ok() || error.unwrap_err().kind() == ErrorKind::Unsupported, "{function}");
         fake.repair().unwrap();
     }
     drop(segment);
@@ -285,17 +293,17 @@ fn devices_have_the_same_numbers_in_all_processes() {
 }
 
 #[test]
-fn memory_of_another_device_needs_peer_access() {
+fn memory_of_another_device_is_refused() {
     let fake = FakeCuda::start().unwrap();
     fake.set_devices(2).unwrap();
     let driver = CudaDriver::load(&fake.library()).unwrap();
     let mut memories = driver.devices().unwrap().into_iter().map(|device| CudaMemory::new(&driver, device));
     let (first, second) = (memories.next().unwrap(), memories.next().unwrap());
     let segment = first.copy_of(&content(1000)).unwrap().freeze().unwrap();
-    let import = || second.import(fd_of(&*segment), 1000, MemoryKind::Device);
-    let error = import().err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("copy the tensor"), "{error}");
-    fake.set_peer_access(true).unwrap();
-    assert!(read(&*import().unwrap()).unwrap() == content(1000));
+    for peer_access in [false, true] {
+        fake.set_peer_access(peer_access).unwrap();
+        let error = second.import(fd_of(&*segment), 1000, MemoryKind::Device).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+        assert!(error.to_string().contains("cuda:1: the descriptor is not this memory"), "{error}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Virtual memory management: allocations, addresses and mappings.
 
-use super::{AccessDescription, AllocationProperties, DESCRIPTOR, LOCATION_DEVICE, PINNED, get, put};
+use super::{AccessDescription, AllocationProperties, DESCRIPTOR, LOCATION_DEVICE, Location, PINNED, get, put};
 use crate::codes::{INVALID_VALUE, NOT_SUPPORTED, Outcome, UNKNOWN};
 use crate::machine::{GRANULARITY, duplicate};
 use crate::process::{Access, Process, enter};
@@ -90,6 +90,21 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(
         let allocation = process.machine.open(descriptor).ok_or(UNKNOWN)?;
         // SAFETY: the caller promises it (see the module `api`).
         unsafe { put(handle, process.add(allocation)?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(
+    properties: *mut AllocationProperties,
+    handle: c_ulonglong,
+) -> u32 {
+    enter("cuMemGetAllocationPropertiesFromHandle", |process| {
+        let id = process.ordinal(process.allocation(handle)?.device)?;
+        let location = Location { kind: LOCATION_DEVICE, id };
+        let found =
+            AllocationProperties { kind: PINNED, handle_kinds: DESCRIPTOR, location, windows: 0, flags: [0; 8] };
+        // SAFETY: the caller promises it (see the module `api`).
+        unsafe { put(properties, found) }
     })
 }
 

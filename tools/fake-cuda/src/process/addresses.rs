@@ -1,6 +1,6 @@
 //! Addresses of device memory, which the host cannot use.
 
-use crate::codes::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome, PEER_ACCESS_UNSUPPORTED};
+use crate::codes::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome};
 use crate::machine::{Allocation, GRANULARITY};
 use std::collections::BTreeMap;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -89,7 +89,7 @@ impl Addresses {
         let range = self.ranges.get_mut(&address).filter(|range| range.bytes == bytes).ok_or(INVALID_VALUE)?;
         let mapping = range.mapping.as_mut().ok_or(INVALID_VALUE)?;
         if mapping.allocation.device != device && !peers {
-            return Err(PEER_ACCESS_UNSUPPORTED);
+            return Err(NOT_SUPPORTED);
         }
         mapping.access.insert(device, access);
         Ok(())

@@ -102,6 +102,12 @@ impl Process {
         index.and_then(|index| self.visible.get(index)).copied().ok_or(INVALID_DEVICE)
     }
 
+    /// The number of a device in this process, by its index on the machine.
+    pub(crate) fn ordinal(&self, device: u32) -> Outcome<i32> {
+        let index = self.visible.iter().position(|visible| *visible == device);
+        index.and_then(|index| i32::try_from(index).ok()).ok_or(INVALID_DEVICE)
+    }
+
     /// A new handle.
     fn next(&mut self) -> u64 {
         self.last += 1;

@@ -11,16 +11,16 @@ const DEINITIALIZED: u32 = 4;
 /// The driver is older than the library that is in front of it, or a stub without a driver.
 const INSUFFICIENT_DRIVER: [u32; 2] = [34, 35];
 const NO_DEVICE: u32 = 100;
+const INVALID_DEVICE: u32 = 101;
 /// A call that a stream which is captured into a graph prohibits. The capture has ended with an error.
 const CAPTURE_UNSUPPORTED: u32 = 900;
-/// The memory is on another device.
-const NO_PEER_ACCESS: u32 = 217;
 const ECC_UNCORRECTABLE: u32 = 214;
 pub(super) const NOT_SUPPORTED: u32 = 801;
 /// Also what an import of a descriptor that is no handle returns.
 pub(super) const UNKNOWN: u32 = 999;
-/// An illegal address, a time limit, a destroyed context, a failed assertion.
-const LOST: [u32; 4] = [700, 702, 709, 710];
+/// Errors of hardware (220, 226), an illegal address, a time limit, a destroyed context, a failed assertion, memory of a tensor core that a
+/// kernel has not given back (721).
+const LOST: [u32; 7] = [220, 226, 700, 702, 709, 710, 721];
 /// Hardware and launch failures.
 const LOST_IN_KERNEL: std::ops::RangeInclusive<u32> = 714..=719;
 
@@ -32,11 +32,7 @@ pub(super) fn driver_error(what: impl fmt::Display, code: u32, text: &str) -> Er
             ErrorKind::Unsupported,
             "this process was forked after its parent had used CUDA, which CUDA does not support; start it by spawn",
         ),
-        NO_PEER_ACCESS => (
-            ErrorKind::Unsupported,
-            "the memory is on another device, which this device cannot access: copy the tensor",
-        ),
-        NOT_SUPPORTED => (ErrorKind::Unsupported, "the device or its driver cannot do this"),
+        INVALID_DEVICE | NOT_SUPPORTED => (ErrorKind::Unsupported, "the device or its driver cannot do this"),
         CAPTURE_UNSUPPORTED => (
             ErrorKind::Conflict,
             "a stream of this process is captured into a CUDA graph: end the capture before, and capture again",

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// `CUmemLocation`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Location {
     kind: c_int,
     id: c_int,
@@ -53,6 +53,11 @@ impl AllocationProperties {
     pub(super) fn of(ordinal: c_int) -> Self {
         let location = Location { kind: ON_DEVICE, id: ordinal };
         Self { kind: PINNED, handle_kinds: DESCRIPTOR, location, windows_attributes: 0, flags: [0; 8] }
+    }
+
+    /// Whether the memory is on this device.
+    pub(super) fn is_on(&self, ordinal: c_int) -> bool {
+        self.location == Location { kind: ON_DEVICE, id: ordinal }
     }
 }
 
@@ -126,6 +131,8 @@ functions! {
     export "cuMemExportToShareableHandle" "hipMemExportToShareableHandle"
         (*mut c_int, c_ulonglong, c_int, c_ulonglong);
     import "cuMemImportFromShareableHandle" "hipMemImportFromShareableHandle" (*mut c_ulonglong, usize, c_int);
+    properties "cuMemGetAllocationPropertiesFromHandle" "hipMemGetAllocationPropertiesFromHandle"
+        (*mut AllocationProperties, c_ulonglong);
     reserve "cuMemAddressReserve" "hipMemAddressReserve"
         (*mut c_ulonglong, usize, usize, c_ulonglong, c_ulonglong);
     free "cuMemAddressFree" "hipMemAddressFree" (c_ulonglong, usize);

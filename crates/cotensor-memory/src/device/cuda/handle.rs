@@ -1,7 +1,7 @@
 //! Allocations of a device, and their descriptors.
 
 use super::driver::CudaDriver;
-use super::error::{INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
+use super::error::{INVALID_VALUE, UNKNOWN};
 use super::functions::{AllocationProperties, DESCRIPTOR};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -27,14 +27,24 @@ impl Handle {
     /// Opens the allocation of a descriptor, which stays open.
     ///
     /// # Errors
-    /// `Refused` for a descriptor that is no handle.
-    pub(super) fn import(driver: &Arc<CudaDriver>, fd: BorrowedFd<'_>) -> Result<Self> {
+    /// `Refused` for a descriptor that is no handle, and for memory that is not on the device.
+    pub(super) fn import(driver: &Arc<CudaDriver>, ordinal: i32, fd: BorrowedFd<'_>) -> Result<Self> {
         let mut number = 0;
         let fd = fd.as_raw_fd() as usize;
         // SAFETY: `number` outlives the call. For descriptors, the driver takes the number itself in place of a pointer.
         let code = unsafe { (driver.functions.import)(&raw mut number, fd, DESCRIPTOR) };
-        driver.check("importing a descriptor", code).map_err(|error| refused(code, error))?;
-        Ok(Self { driver: Arc::clone(driver), number })
+        driver.check("importing a descriptor", code).map_err(|error| match code {
+            INVALID_VALUE | UNKNOWN => refused(error.message()),
+            _ => error,
+        })?;
+        let (handle, mut found) = (Self { driver: Arc::clone(driver), number }, AllocationProperties::of(ordinal));
+        // SAFETY: `found` outlives the call, which writes it (see the module `cuda`).
+        let code = unsafe { (driver.functions.properties)(&raw mut found, number) };
+        driver.check("reading where imported memory is", code)?;
+        if !found.is_on(ordinal) {
+            return Err(refused("its memory is on another device or on the host"));
+        }
+        Ok(handle)
     }
 
     /// A descriptor that keeps the allocation, in any process.
@@ -61,9 +71,6 @@ impl Drop for Handle {
 }
 
 /// The error for a descriptor that is not the memory which it was declared to be.
-pub(super) fn refused(code: u32, error: Error) -> Error {
-    if !matches!(code, INVALID_VALUE | NOT_SUPPORTED | UNKNOWN) {
-        return error;
-    }
-    Error::new(ErrorKind::Refused, format!("the descriptor is not this memory of a CUDA device: {}", error.message()))
+pub(super) fn refused(reason: &str) -> Error {
+    Error::new(ErrorKind::Refused, format!("the descriptor is not this memory of a CUDA device: {reason}"))
 }

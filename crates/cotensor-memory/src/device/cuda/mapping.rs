@@ -1,6 +1,7 @@
 //! Addresses of an allocation.
 
 use super::driver::CudaDriver;
+use super::error::NOT_SUPPORTED;
 use super::functions::{Access, AccessDescription};
 use super::handle::{Handle, refused};
 use cotensor_core::Result;
@@ -19,21 +20,29 @@ struct Addresses {
 }
 
 impl Mapping {
-    /// Maps `bytes`, which is all of the allocation.
+    /// Maps `bytes`, which is all of an allocation of this process, for writing.
+    pub(super) fn of_created(driver: &Arc<CudaDriver>, ordinal: i32, handle: &Handle, bytes: usize) -> Result<Self> {
+        let (addresses, code) = Addresses::mapped(driver, handle, bytes)?;
+        driver.check(format_args!("mapping {bytes} bytes"), code)?;
+        Self::accessible(addresses, ordinal, Access::ReadWrite)
+    }
+
+    /// Maps `bytes`, which should be all of an imported allocation, for reading.
     ///
     /// # Errors
     /// `Refused` when the allocation has another length.
-    pub(super) fn new(
-        driver: &Arc<CudaDriver>,
-        ordinal: i32,
-        handle: &Handle,
-        bytes: usize,
-        access: Access,
-    ) -> Result<Self> {
-        let addresses = Addresses::reserve(driver, bytes)?;
-        // SAFETY: the addresses are reserved, and nothing is mapped there (see the module `cuda`).
-        let code = unsafe { (driver.functions.map)(addresses.first, bytes, 0, handle.number, 0) };
-        driver.check(format_args!("mapping {bytes} bytes"), code).map_err(|error| refused(code, error))?;
+    pub(super) fn of_imported(driver: &Arc<CudaDriver>, ordinal: i32, handle: &Handle, bytes: usize) -> Result<Self> {
+        let (addresses, code) = Addresses::mapped(driver, handle, bytes)?;
+        driver.check(format_args!("mapping {bytes} bytes"), code).map_err(|error| match code {
+            // So for a wrong length; the driver maps whole allocations only.
+            NOT_SUPPORTED => refused(error.message()),
+            _ => error,
+        })?;
+        Self::accessible(addresses, ordinal, Access::Read)
+    }
+
+    /// `addresses` are mapped.
+    fn accessible(addresses: Addresses, ordinal: i32, access: Access) -> Result<Self> {
         let mapping = Self { addresses };
         mapping.set_access(ordinal, access)?;
         Ok(mapping)
@@ -73,6 +82,14 @@ impl Addresses {
         let code = unsafe { (driver.functions.reserve)(&raw mut first, bytes, 0, 0, 0) };
         driver.check(format_args!("reserving {bytes} addresses"), code)?;
         Ok(Self { driver: Arc::clone(driver), first, bytes })
+    }
+
+    /// Reserves addresses, and maps all of an allocation there. Also returns the driver's result of the second step.
+    fn mapped(driver: &Arc<CudaDriver>, handle: &Handle, bytes: usize) -> Result<(Self, u32)> {
+        let addresses = Self::reserve(driver, bytes)?;
+        // SAFETY: the addresses are reserved, and nothing is mapped there (see the module `cuda`).
+        let code = unsafe { (driver.functions.map)(addresses.first, bytes, 0, handle.number, 0) };
+        Ok((addresses, code))
     }
 }
 

@@ -3,7 +3,6 @@
 use super::context::Context;
 use super::devices::CudaDevice;
 use super::driver::CudaDriver;
-use super::functions::Access;
 use super::handle::Handle;
 use super::lendable::Lendable;
 use super::mapping::Mapping;
@@ -55,9 +54,11 @@ impl CudaMemory {
     fn allocate(&self, len: usize) -> Result<(Arc<Context>, CudaSegmentMut)> {
         let Opened { driver, ordinal, .. } = &*self.0;
         let (bytes, context) = (self.allocated(len)?, self.0.context()?);
-        let handle = Handle::create(driver, *ordinal, bytes).map_err(|error| self.explain(error, bytes, &context))?;
-        let mapping = Mapping::new(driver, *ordinal, &handle, bytes, Access::ReadWrite).map(Lendable::new)?;
-        Ok((context, CudaSegmentMut { device: Arc::clone(&self.0), handle, mapping, len }))
+        let explain = |error| self.explain(error, bytes, &context);
+        let handle = Handle::create(driver, *ordinal, bytes).map_err(explain)?;
+        let mapping = Mapping::of_created(driver, *ordinal, &handle, bytes).map_err(explain)?;
+        let segment = CudaSegmentMut { mapping: Lendable::new(mapping), handle, device: Arc::clone(&self.0), len };
+        Ok((context, segment))
     }
 
     /// The bytes that a segment takes from the device.
@@ -120,8 +121,9 @@ impl Memory for CudaMemory {
         driver.check_process()?;
         let bytes = self.allocated(len)?;
         // Only a mapping tells whether the descriptor has this length. The mapping keeps the memory without the handle.
-        let handle = Handle::import(driver, fd.as_fd())?;
-        let mapping = Mapping::new(driver, *ordinal, &handle, bytes, Access::Read).map(Lendable::new)?;
-        Ok(Arc::new(CudaSegment { device: Arc::clone(&self.0), mapping, len, fd }))
+        let named = |error: Error| error.prefixed(self.device());
+        let handle = Handle::import(driver, *ordinal, fd.as_fd()).map_err(named)?;
+        let mapping = Mapping::of_imported(driver, *ordinal, &handle, bytes).map_err(named)?;
+        Ok(Arc::new(CudaSegment { mapping: Lendable::new(mapping), fd, device: Arc::clone(&self.0), len }))
     }
 }
