@@ -57,9 +57,9 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
     let upload = match pack {
         None => None,
         Some(pack) => {
-            let bytes = pack.bytes() as u64;
+            let (bytes, allocated) = (pack.bytes() as u64, pack.device().allocated_bytes(pack.bytes() as u64));
             let places = pack.indexes().map(|(index, range)| (index, range.start as u64, range.len() as u64)).collect();
-            let reservation = granted.pack(pack, caller.charge(bytes)?)?;
+            let reservation = granted.pack(pack, caller.charge(allocated)?)?;
             Some(BlobUpload { reservation, bytes, places })
         }
     };

@@ -20,7 +20,7 @@ const SLABS_MAX: usize = 1024;
 pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<ReserveResult> {
     let holder = caller.holder(&params.holder)?;
     let spec = params.spec.to_domain()?;
-    let own = caller.charge(spec.layout()?.size_bytes() as u64)?;
+    let own = caller.charge(spec.device.allocated_bytes(spec.layout()?.size_bytes() as u64))?;
     let charge = caller.daemon.store.grant(&spec)?;
     let reservation = caller.lock().reservations.add(Reserved { spec, charge, own, holder })?;
     Ok(ReserveResult { reservation }.into())

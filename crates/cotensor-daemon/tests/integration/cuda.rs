@@ -178,6 +178,32 @@ fn budget_counts_what_the_device_allocates() {
 }
 
 #[test]
+fn budget_of_a_client_counts_what_the_device_allocates() {
+    let fake = FakeCuda::start().unwrap();
+    let running = Running::start(|config| {
+        config.max_device_bytes = [(DEVICE, 64 << 20)].into();
+        config.max_client_bytes = 5 << 20;
+    });
+    let memory = memory_of(&fake.library());
+    let store = connect(&running.socket, "user", &memory);
+    let made = put(&store, "a", &[1], KEPT);
+    let reserved = store.reserve(on_device("b", 1, KEPT), &store.holder("")).unwrap();
+    let refused = |error: cotensor_core::Error| {
+        assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
+        assert!(error.to_string().contains("4.00 MiB, 2.00 MiB more"), "{error}");
+    };
+    refused(store.reserve(on_device("c", 1, KEPT), &store.holder("")).unwrap_err());
+    drop((made, reserved.publish().unwrap()));
+    // Leases of tensors that others made take as much.
+    let other = connect(&running.socket, "other", &memory);
+    let held = ["a", "b"].map(|name| get(&other, name));
+    drop(put(&store, "c", &[3], KEPT));
+    refused(other.get("c", &other.holder("")).unwrap_err());
+    drop(held);
+    until("a lease has room", || other.get("c", &other.holder("")).is_ok());
+}
+
+#[test]
 fn failed_reservations_and_publications_leave_nothing() {
     let fake = FakeCuda::start().unwrap();
     let running = with_device(1 << 30);

@@ -32,6 +32,13 @@ fn fd_of(segment: &dyn Segment) -> Result<BorrowedFd<'_>> {
     segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))
 }
 
+/// The bytes of the client's budget that a lease takes: those that the device allocates for the tensor, or those of a part of a segment
+/// that several tensors share.
+fn charged_bytes(lease: &Lease) -> u64 {
+    let (segment, bytes) = (lease.segment(), lease.layout().size_bytes());
+    if bytes == segment.len() { segment.device().allocated_bytes(bytes as u64) } else { bytes as u64 }
+}
+
 fn not_leased(id: TensorId) -> Error {
     Error::not_found(format!("this session does not hold version {} of tensor {}", id.version, id.name_id))
 }
@@ -76,7 +83,7 @@ impl Session {
         let charge = if is_leased || in_own_slab() {
             None
         } else {
-            let charge = || self.charge_giving_up(lease.layout().size_bytes() as u64, &mut given);
+            let charge = || self.charge_giving_up(charged_bytes(&lease), &mut given);
             Some(own.map_or_else(charge, Ok)?)
         };
         let known = resources.segments.add_use(fd, file_bytes(lease.segment()));
@@ -127,7 +134,7 @@ impl Session {
             }
             Entry::Vacant(vacant) => {
                 // The client keeps its leases also when they exceed the budget of this server.
-                let charge = self.budget.take(lease.layout().size_bytes() as u64);
+                let charge = self.budget.take(charged_bytes(&lease));
                 segments.add_use(fd, file_bytes(lease.segment()));
                 vacant.insert(LeaseEntry { lease, count: 1, _charge: charge });
             }
