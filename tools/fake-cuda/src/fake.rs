@@ -80,6 +80,15 @@ impl FakeCuda {
         self.set(|settings| settings.peer_access = possible)
     }
 
+    /// Whether the memory of ended allocations is free only for the second `cuMemCreate` after their end, as NVIDIA's driver frees memory
+    /// of a killed process some milliseconds later; false at first.
+    ///
+    /// # Errors
+    /// As [`set_devices`](Self::set_devices).
+    pub fn set_frees_late(&self, late: bool) -> io::Result<()> {
+        self.set(|settings| settings.frees_late = late)
+    }
+
     /// Lets a function fail in all programs with a result, until [`repair`](Self::repair).
     ///
     /// # Errors

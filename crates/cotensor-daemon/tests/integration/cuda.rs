@@ -204,6 +204,25 @@ fn budget_of_a_client_counts_what_the_device_allocates() {
 }
 
 #[test]
+fn whole_device_is_used_again_and_again() {
+    let fake = FakeCuda::start().unwrap();
+    fake.set_memory_bytes(4 << 20).unwrap();
+    fake.set_frees_late(true).unwrap();
+    let running = with_device(4 * MIB);
+    let memory = memory_of(&fake.library());
+    let (producer, consumer) = (connect(&running.socket, "one", &memory), connect(&running.socket, "two", &memory));
+    for number in 0..20 {
+        // The budget waits for the former tensor; the device has its memory later.
+        let made = put(&producer, "x", &content(number, 3 * MIB), Retention::WhileLeased);
+        let found = get(&consumer, "x");
+        drop(made);
+        assert!(found.copy_to_host().unwrap() == content(number, 3 * MIB));
+        drop(found);
+        until("the budget has room", || used(&producer) == 0);
+    }
+}
+
+#[test]
 fn failed_reservations_and_publications_leave_nothing() {
     let fake = FakeCuda::start().unwrap();
     let running = with_device(1 << 30);

@@ -56,8 +56,10 @@ impl Machine {
     /// Allocates memory, with bytes that are left from former programs.
     pub(crate) fn allocate(&self, device: u32, bytes: u64) -> Outcome<Allocation> {
         let _lock = self.lock().map_err(|_| UNKNOWN)?;
-        let used = self.used_bytes(device).map_err(|_| UNKNOWN)?;
-        if used.saturating_add(bytes) > self.settings().memory_bytes {
+        let settings = self.settings();
+        let late = if settings.frees_late { self.late_bytes(device).map_err(|_| UNKNOWN)? } else { 0 };
+        let used = self.used_bytes(device).map_err(|_| UNKNOWN)?.saturating_add(late);
+        if used.saturating_add(bytes) > settings.memory_bytes {
             return Err(OUT_OF_MEMORY);
         }
         // The handle first: a file without one is free memory.
@@ -84,7 +86,22 @@ impl Machine {
 
     /// Bytes of all allocations of a device. Removes the files of those that no process has.
     pub(crate) fn used_bytes(&self, device: u32) -> std::io::Result<u64> {
-        let mut used = 0;
+        let (used, unused) = self.allocations(device)?;
+        for path in unused {
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(used)
+    }
+
+    /// Bytes of allocations that no process has any more, and that no call has found before.
+    fn late_bytes(&self, device: u32) -> std::io::Result<u64> {
+        let unused = self.allocations(device)?.1;
+        unused.iter().map(|path| Ok(std::fs::metadata(path)?.len())).sum()
+    }
+
+    /// Bytes of the allocations of a device that processes have, and the files of the others.
+    fn allocations(&self, device: u32) -> std::io::Result<(u64, Vec<PathBuf>)> {
+        let (mut used, mut unused) = (0, Vec::new());
         for entry in std::fs::read_dir(&self.folder)? {
             let entry = entry?;
             let name = entry.file_name();
@@ -99,10 +116,10 @@ impl Machine {
             if Handle::exists(number)? {
                 used += entry.metadata()?.len();
             } else {
-                let _ = std::fs::remove_file(entry.path());
+                unused.push(entry.path());
             }
         }
-        Ok(used)
+        Ok((used, unused))
     }
 
     fn path(&self, device: u32, number: u64) -> PathBuf {

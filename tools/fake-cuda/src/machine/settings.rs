@@ -13,6 +13,8 @@ pub(crate) struct Settings {
     pub(crate) version: u32,
     /// Whether a device can access the memory of another one.
     pub(crate) peer_access: bool,
+    /// Whether memory is free only when a second allocation is tried after its end.
+    pub(crate) frees_late: bool,
     /// Functions that fail, with their results.
     pub(crate) failures: BTreeMap<String, u32>,
     /// Processes whose contexts are lost, with the results of all their calls.
@@ -22,7 +24,15 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let (failures, lost) = (BTreeMap::new(), BTreeMap::new());
-        Self { devices: 1, memory_bytes: 1 << 30, version: 13_000, peer_access: false, failures, lost }
+        Self {
+            devices: 1,
+            memory_bytes: 1 << 30,
+            version: 13_000,
+            peer_access: false,
+            frees_late: false,
+            failures,
+            lost,
+        }
     }
 }
 
@@ -39,6 +49,7 @@ impl Settings {
                 Some("memory") => settings.memory_bytes = number(1).unwrap_or(settings.memory_bytes),
                 Some("version") => settings.version = small(1).unwrap_or(settings.version),
                 Some("peer_access") => settings.peer_access = true,
+                Some("frees_late") => settings.frees_late = true,
                 Some("fail") => settings.failures.extend(words.get(1).map(|name| (*name).to_owned()).zip(small(2))),
                 Some("lost") => settings.lost.extend(small(1).zip(small(2))),
                 _ => {}
@@ -48,10 +59,13 @@ impl Settings {
     }
 
     pub(super) fn to_text(&self) -> String {
-        let Self { devices, memory_bytes, version, peer_access, failures, lost } = self;
+        let Self { devices, memory_bytes, version, peer_access, frees_late, failures, lost } = self;
         let mut text = format!("devices {devices}\nmemory {memory_bytes}\nversion {version}\n");
         if *peer_access {
             text.push_str("peer_access\n");
+        }
+        if *frees_late {
+            text.push_str("frees_late\n");
         }
         for (name, code) in failures {
             let _ = writeln!(text, "fail {name} {code}");
@@ -74,6 +88,7 @@ mod tests {
             memory_bytes: 7 << 21,
             version: 11_040,
             peer_access: true,
+            frees_late: true,
             failures: [("cuMemMap".to_owned(), 2)].into(),
             lost: [(17, 700)].into(),
         };

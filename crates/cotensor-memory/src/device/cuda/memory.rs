@@ -12,6 +12,11 @@ use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segmen
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// The pauses before a device without memory is asked again, about half a second in all. A budget has its bytes back some milliseconds
+/// before the device: a lease ends before its mapping does, and the driver frees the memory of a killed process up to 70 ms later.
+const PAUSES_MS: [u64; 8] = [2, 5, 10, 20, 50, 100, 150, 200];
 
 /// The memory of one CUDA device, which processes share by descriptors of its driver.
 ///
@@ -55,7 +60,17 @@ impl CudaMemory {
         let Opened { driver, ordinal, .. } = &*self.0;
         let (bytes, context) = (self.allocated(len)?, self.0.context()?);
         let explain = |error| self.explain(error, bytes, &context);
-        let handle = Handle::create(driver, *ordinal, bytes).map_err(explain)?;
+        let create = || Handle::create(driver, *ordinal, bytes);
+        let is_full = |tried: &Result<Handle>| tried.as_ref().is_err_and(|error| error.kind() == ErrorKind::OverBudget);
+        let mut tried = create();
+        for pause in PAUSES_MS.map(Duration::from_millis) {
+            if !is_full(&tried) {
+                break;
+            }
+            std::thread::sleep(pause);
+            tried = create();
+        }
+        let handle = tried.map_err(explain)?;
         let mapping = Mapping::of_created(driver, *ordinal, &handle, bytes).map_err(explain)?;
         let segment = CudaSegmentMut { mapping: Lendable::new(mapping), handle, device: Arc::clone(&self.0), len };
         Ok((context, segment))
