@@ -6,7 +6,7 @@
 use super::driver::CudaDriver;
 use super::functions::{AllocationProperties, MINIMUM};
 use cotensor_core::{Device, Error, Result};
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, OsString, c_int};
 use std::path::Path;
 
 /// The variable with the UUIDs of the machine's devices, separated by commas: the first is `cuda:0`.
@@ -14,8 +14,14 @@ pub const DEVICES_VARIABLE: &str = "COTENSOR_CUDA_DEVICES";
 /// A folder for each device, in whose file `information` NVIDIA's driver states its UUID and the number N of `/dev/nvidiaN`.
 const GPUS: &str = "/proc/driver/nvidia/gpus";
 /// Variables by which a process gets other devices, or in another order, than the machine has.
-const RENUMBERING: [&str; 5] =
-    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+const RENUMBERING: [&str; 6] = [
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+];
 /// The most bytes of a device's name.
 const NAME_BYTES_MAX: usize = 256;
 /// The most bytes of a file `information` that are read.
@@ -52,20 +58,41 @@ impl CudaDriver {
     /// The devices that this process can use, by their numbers in it.
     ///
     /// # Errors
-    /// `Unsupported` when a device's number on the machine is not known, because a variable renumbers the devices, when two have the
-    /// same, or when the driver allocates memory in other units than 2 MiB; `Io`.
+    /// Without such a device, the error of the first one of [`each_device`](Self::each_device).
     pub fn devices(&self) -> Result<Vec<CudaDevice>> {
+        let (mut usable, mut unusable) = (Vec::new(), None);
+        for device in self.each_device()? {
+            match device {
+                Ok(device) => usable.push(device),
+                Err(error) => unusable = unusable.or(Some(error)),
+            }
+        }
+        match unusable {
+            Some(error) if usable.is_empty() => Err(error),
+            _ => Ok(usable),
+        }
+    }
+
+    /// The devices that the driver shows this process, by their numbers in it. A device that the process cannot use has its error:
+    /// `Unsupported` when its number on the machine is not known, when another one has the same, or when the driver allocates its memory in
+    /// other units than 2 MiB; `Io`.
+    ///
+    /// # Errors
+    /// `Unsupported` in a forked process; `Io` when the driver cannot count its devices.
+    pub fn each_device(&self) -> Result<Vec<Result<CudaDevice>>> {
+        self.check_process()?;
         let mut count = 0;
         // SAFETY: `count` outlives the call (see the module `cuda`).
         self.check("counting devices", unsafe { (self.functions.device_count)(&raw mut count) })?;
         let numbering = Numbering::of_this_process();
-        let devices =
-            (0..count).map(|ordinal| self.describe_device(ordinal, &numbering)).collect::<Result<Vec<_>>>()?;
-        for (index, device) in devices.iter().enumerate() {
-            if let Some(other) = devices[..index].iter().find(|other| other.number == device.number) {
-                let name = device.device();
-                let message = format!("{} and {} are both {name}; {}", other.uuid, device.uuid, advice());
-                return Err(Error::unsupported(message));
+        let mut devices: Vec<_> = (0..count).map(|ordinal| self.describe_device(ordinal, &numbering)).collect();
+        let numbers: Vec<u32> = devices.iter().flatten().map(|device| device.number).collect();
+        for device in &mut devices {
+            let is_shared =
+                |found: &&CudaDevice| numbers.iter().filter(|number| **number == found.number).nth(1).is_some();
+            if let Some(found) = device.as_ref().ok().filter(is_shared) {
+                let message = format!("{} and another device are both {}; {}", found.uuid, found.device(), advice());
+                *device = Err(Error::unsupported(message));
             }
         }
         Ok(devices)
@@ -112,11 +139,11 @@ struct Numbering {
 impl Numbering {
     fn of_this_process() -> Self {
         let listed = std::env::var(DEVICES_VARIABLE).ok().filter(|listed| !listed.trim().is_empty());
-        let renumbered = RENUMBERING.into_iter().find(|name| std::env::var_os(name).is_some());
-        Self { listed, known: known(Path::new(GPUS)), renumbered }
+        Self { listed, known: known(Path::new(GPUS)), renumbered: renumbered(|name| std::env::var_os(name)) }
     }
 
-    /// By the user's list; else by the driver's files; else the number of the process, unless a variable changes that.
+    /// By the user's list; else by the driver's files; else the number of the process, if there are no such files and no variable changes
+    /// that. A device that is not in the driver's files is a part of one (MIG), or a container has other files.
     fn number(&self, uuid: &str, ordinal: u32) -> Result<u32> {
         if let Some(listed) = &self.listed {
             let place = listed.split(',').position(|entry| is_same(entry.trim(), uuid));
@@ -126,14 +153,19 @@ impl Numbering {
         if let Some((_, number)) = self.known.iter().find(|(known, _)| is_same(known, uuid)) {
             return Ok(*number);
         }
-        match self.renumbered {
-            None => Ok(ordinal),
-            Some(variable) => {
-                let message = format!("{variable} renumbers devices, and {GPUS} does not have {uuid}; {}", advice());
-                Err(Error::unsupported(message))
-            }
-        }
+        let reason = match self.renumbered {
+            None if self.known.is_empty() => return Ok(ordinal),
+            None => format!("{GPUS} has other devices than {uuid}, which may be a part of one"),
+            Some(variable) => format!("{variable} renumbers devices, and {GPUS} does not have {uuid}"),
+        };
+        Err(Error::unsupported(format!("{reason}; {}", advice())))
     }
+}
+
+/// The first variable that renumbers devices. A container with all devices has them as the machine has.
+fn renumbered(value: impl Fn(&str) -> Option<OsString>) -> Option<&'static str> {
+    let renumbers = |name: &str| value(name).is_some_and(|value| name != "NVIDIA_VISIBLE_DEVICES" || value != "all");
+    RENUMBERING.into_iter().find(|name| renumbers(name))
 }
 
 fn advice() -> String {
@@ -211,5 +243,20 @@ mod tests {
         assert!(error.contains("CUDA_VISIBLE_DEVICES") && error.contains(DEVICES_VARIABLE), "{error}");
         numbering.renumbered = None;
         assert_eq!(numbering.number(UUID, 3).unwrap(), 3);
+        // The driver's files have the device that this one is a part of.
+        numbering.known = vec![("GPU-ffff".to_owned(), 0)];
+        let error = numbering.number(&UUID.replace("GPU", "MIG"), 0).unwrap_err().to_string();
+        assert!(error.contains("a part of one") && error.contains(DEVICES_VARIABLE), "{error}");
+    }
+
+    #[test]
+    fn containers_with_some_devices_renumber_them() {
+        let with = |wanted: &'static str, value: &'static str| {
+            renumbered(move |name| (name == wanted).then(|| OsString::from(value)))
+        };
+        assert_eq!(with("NVIDIA_VISIBLE_DEVICES", "all"), None);
+        assert_eq!(with("NVIDIA_VISIBLE_DEVICES", "1"), Some("NVIDIA_VISIBLE_DEVICES"));
+        assert_eq!(with("CUDA_VISIBLE_DEVICES", "all"), Some("CUDA_VISIBLE_DEVICES"));
+        assert_eq!(with("HOME", "1"), None);
     }
 }
