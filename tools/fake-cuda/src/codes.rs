@@ -27,6 +27,8 @@ pub(crate) const ILLEGAL_STATE: u32 = 401;
 pub const CAPTURE_UNSUPPORTED: u32 = 900;
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 pub const CAPTURE_INVALIDATED: u32 = 901;
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+pub(crate) const CONTEXT_IS_DESTROYED: u32 = 709;
 /// `CUDA_ERROR_UNKNOWN`.
 pub const UNKNOWN: u32 = 999;
 
@@ -50,6 +52,7 @@ pub(crate) fn describe(code: u32) -> Option<(&'static std::ffi::CStr, &'static s
         CAPTURE_INVALIDATED => {
             (c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture")
         }
+        CONTEXT_IS_DESTROYED => (c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
         UNKNOWN => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,
     })

@@ -48,6 +48,14 @@ impl FakeCuda {
         self.machine().used_bytes(device)
     }
 
+    /// The function that a process has called last although it was forked after `cuInit`, if one has.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn call_after_fork(&self) -> io::Result<Option<String>> {
+        self.machine().forked()
+    }
+
     /// The number of devices. Programs that have called `cuInit` keep the number that they found.
     ///
     /// # Errors

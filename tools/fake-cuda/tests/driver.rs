@@ -279,6 +279,7 @@ fn the_host_cannot_use_addresses_and_a_fork_cannot_use_the_driver() {
     // SAFETY: `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
+    assert_eq!(cuda.fake.call_after_fork().unwrap().as_deref(), Some("cuInit"));
 }
 
 #[test]

@@ -20,6 +20,17 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> u32 {
+    enter("cuDevicePrimaryCtxReset_v2", |process| process.reset_context(device))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetId(context: u64, id: *mut c_ulonglong) -> u32 {
+    // SAFETY: the caller promises it (see the module `api`).
+    enter("cuCtxGetId", |process| unsafe { put(id, process.contexts.id(context)?) })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuCtxPushCurrent_v2(context: u64) -> u32 {
     enter("cuCtxPushCurrent_v2", |process| process.contexts.push(context))
 }

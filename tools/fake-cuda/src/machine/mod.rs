@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 /// Allocations are multiples of this many bytes.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 const SETTINGS: &str = "settings";
+/// The file with the name of a function that a process has called after a fork.
+const FORKED: &str = "forked";
 /// The file whose lock a process has while it creates an allocation.
 const LOCK: &str = "lock";
 /// The first and the last bytes of new memory: the driver's documentation promises no zeros.
@@ -51,6 +53,19 @@ impl Machine {
         let (new, path) = (self.folder.join("settings.new"), self.folder.join(SETTINGS));
         std::fs::write(&new, settings.to_text())?;
         std::fs::rename(new, path)
+    }
+
+    /// Notes that a process has called a function after a fork.
+    pub(crate) fn note_forked(&self, function: &str) {
+        let _ = std::fs::write(self.folder.join(FORKED), function);
+    }
+
+    /// The function that a forked process has called last.
+    pub(crate) fn forked(&self) -> std::io::Result<Option<String>> {
+        match std::fs::read_to_string(self.folder.join(FORKED)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     /// Allocates memory, with bytes that are left from former programs.

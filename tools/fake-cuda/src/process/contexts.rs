@@ -15,11 +15,13 @@ thread_local! {
 pub(crate) struct Contexts {
     /// How often each device's context is retained, by the number of the device here.
     retained: Vec<u32>,
+    /// How many contexts each device has had before the present one.
+    former: Vec<u64>,
 }
 
 impl Contexts {
     pub(super) fn of(devices: usize) -> Self {
-        Self { retained: vec![0; devices] }
+        Self { retained: vec![0; devices], former: vec![0; devices] }
     }
 
     /// Retains the context of a device. Returns its handle.
@@ -32,7 +34,25 @@ impl Contexts {
     pub(crate) fn release(&mut self, ordinal: i32) -> Outcome<bool> {
         let count = self.count(ordinal)?;
         *count = count.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-        Ok(*count == 0)
+        let is_last = *count == 0;
+        if is_last {
+            self.reset(ordinal)?;
+        }
+        Ok(is_last)
+    }
+
+    /// Ends the context of a device. The next one has the same handle.
+    pub(crate) fn reset(&mut self, ordinal: i32) -> Outcome {
+        let index = usize::try_from(ordinal).map_err(|_| INVALID_DEVICE)?;
+        *self.former.get_mut(index).ok_or(INVALID_DEVICE)? += 1;
+        Ok(())
+    }
+
+    /// The number of a context, which no other one of the process has.
+    pub(crate) fn id(&self, context: u64) -> Outcome<u64> {
+        let ordinal = self.ordinal(context)?;
+        let former = self.former.get(ordinal as usize).ok_or(INVALID_CONTEXT)?;
+        Ok(context + (former << 32))
     }
 
     fn count(&mut self, ordinal: i32) -> Outcome<&mut u32> {

@@ -35,7 +35,10 @@ pub(crate) struct Process {
 pub(crate) fn initialize() -> Outcome {
     let mut process = lock();
     match &*process {
-        Some(process) if process.id != std::process::id() => return Err(NOT_INITIALIZED),
+        Some(process) if process.id != std::process::id() => {
+            process.machine.note_forked("cuInit");
+            return Err(NOT_INITIALIZED);
+        }
         Some(_) => return Ok(()),
         None => {}
     }
@@ -67,9 +70,11 @@ pub(crate) fn initialize() -> Outcome {
 /// Runs `call`, the function `name`, if the driver is usable.
 pub(crate) fn enter(name: &str, call: impl FnOnce(&mut Process) -> Outcome) -> u32 {
     let mut process = lock();
-    let Some(process) = process.as_mut().filter(|process| process.id == std::process::id()) else {
+    let Some(process) = process.as_mut() else { return NOT_INITIALIZED };
+    if process.id != std::process::id() {
+        process.machine.note_forked(name);
         return NOT_INITIALIZED;
-    };
+    }
     process.settings = process.machine.settings();
     process.lost = process.lost.or_else(|| process.settings.lost.get(&process.id).copied());
     let failure = process.lost.or_else(|| process.settings.failures.get(name).copied());
@@ -137,6 +142,13 @@ impl Process {
         if self.contexts.release(ordinal)? {
             self.streams.remove_all(ordinal);
         }
+        Ok(())
+    }
+
+    /// Ends the context of a device with its streams, whichever parts of the process have retained it.
+    pub(crate) fn reset_context(&mut self, ordinal: i32) -> Outcome {
+        self.contexts.reset(ordinal)?;
+        self.streams.remove_all(ordinal);
         Ok(())
     }
 

@@ -1,10 +1,11 @@
 //! The primary context of a device, in which bytes are copied.
 
 use super::driver::CudaDriver;
-use super::error::is_lost;
+use super::error::{CONTEXT_IS_DESTROYED, is_lost};
 use super::functions::{NON_BLOCKING, RELAXED};
 use super::mapping::Mapping;
 use cotensor_core::Result;
+use std::result::Result as StdResult;
 use std::sync::Arc;
 
 /// The context that all libraries of this process share, and a stream of its own in it.
@@ -18,6 +19,9 @@ struct Retained {
     driver: Arc<CudaDriver>,
     device: i32,
     context: usize,
+    /// Another one than at first tells that a library of this process has reset the device: the handle is then that of a new context,
+    /// without the stream. None where the driver does not tell.
+    id: Option<u64>,
 }
 
 impl Context {
@@ -27,7 +31,8 @@ impl Context {
         // SAFETY: `context` outlives the call (see the module `cuda`).
         let code = unsafe { (driver.functions.retain_context)(&raw mut context, device) };
         driver.check("opening the context of the device", code)?;
-        let retained = Retained { driver: Arc::clone(driver), device, context };
+        let mut retained = Retained { driver: Arc::clone(driver), device, context, id: None };
+        retained.id = retained.read_id().and_then(StdResult::ok);
         let mut stream = 0;
         retained.with(|| {
             // SAFETY: as above.
@@ -101,7 +106,8 @@ impl Context {
         let driver = &self.retained.driver;
         self.retained.with(|| {
             submit(driver)?;
-            // SAFETY: the stream exists as long as this context.
+            // SAFETY: the stream exists as long as this context, which `enter` has compared with the one at first. Where the driver does not
+            // tell, no library of the process may reset the device (`cuDevicePrimaryCtxReset`).
             driver.check("waiting for the device", unsafe { (driver.functions.synchronize_stream)(self.stream) })
         })
     }
@@ -135,8 +141,9 @@ impl Retained {
     ///
     /// # Errors
     /// The driver's result when the context cannot be entered.
-    fn enter<T>(&self, work: impl FnOnce() -> T) -> Result<(T, u32), u32> {
+    fn enter<T>(&self, work: impl FnOnce() -> T) -> StdResult<(T, u32), u32> {
         let (functions, mut former, mut mode) = (&self.driver.functions, 0, RELAXED);
+        self.check_id()?;
         // SAFETY: the context is retained.
         let entered = unsafe { (functions.push_context)(self.context) };
         if entered != 0 {
@@ -152,6 +159,26 @@ impl Retained {
         // SAFETY: `former` outlives the call (see the module `cuda`).
         let left = unsafe { (functions.pop_context)(&raw mut former) };
         Ok((done, left))
+    }
+}
+
+impl Retained {
+    /// # Errors
+    /// The driver's result for a context that does not exist any more.
+    fn check_id(&self) -> StdResult<(), u32> {
+        match (self.id, self.read_id()) {
+            (None, _) | (_, None) => Ok(()),
+            (Some(first), Some(Ok(id))) if id == first => Ok(()),
+            (_, Some(Err(code))) if is_lost(code) => Err(code),
+            _ => Err(CONTEXT_IS_DESTROYED),
+        }
+    }
+
+    fn read_id(&self) -> Option<StdResult<u64, u32>> {
+        let (read, mut id) = (self.driver.context_id?, 0);
+        // SAFETY: `id` outlives the call. The driver knows handles of contexts that do not exist any more.
+        let code = unsafe { read(self.context, &raw mut id) };
+        Some(if code == 0 { Ok(id) } else { Err(code) })
     }
 }
 

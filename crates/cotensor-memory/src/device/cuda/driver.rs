@@ -1,7 +1,7 @@
 //! The library of the driver, loaded at run time: builds and machines without CUDA need nothing of it.
 
 use super::error::{NOT_INITIALIZED, driver_error};
-use super::functions::{Functions, Vendor};
+use super::functions::{ContextId, Functions, Vendor, context_id};
 use cotensor_core::{Error, Result};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int};
@@ -22,6 +22,7 @@ const VERSION_MIN: c_int = 11_040;
 /// A GPU driver, initialized in this process. A process that was forked afterwards cannot use it.
 pub struct CudaDriver {
     pub(super) functions: Functions,
+    pub(super) context_id: Option<ContextId>,
     /// Never unloaded: the driver's threads run until the process ends.
     _library: ManuallyDrop<Library>,
     path: PathBuf,
@@ -55,8 +56,9 @@ impl CudaDriver {
         let functions = Functions::find(&library, vendor).map_err(|missing| {
             Error::unsupported(format!("the CUDA driver has no function {missing}: {}", too_old(None))).in_file(path)
         })?;
+        let (context_id, process) = (context_id(&library), std::process::id());
         let (library, path) = (ManuallyDrop::new(library), path.to_owned());
-        let mut driver = Self { functions, _library: library, path, version: 0, process: std::process::id() };
+        let mut driver = Self { functions, context_id, _library: library, path, version: 0, process };
         let mut version = 0;
         // SAFETY: `version` outlives the call (see the module).
         driver.check("reading the driver's version", unsafe { (driver.functions.version)(&raw mut version) })?;

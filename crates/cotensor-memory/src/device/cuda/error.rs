@@ -10,8 +10,11 @@ pub(super) const NOT_INITIALIZED: u32 = 3;
 const DEINITIALIZED: u32 = 4;
 /// The driver is older than the library that is in front of it, or a stub without a driver.
 const INSUFFICIENT_DRIVER: [u32; 2] = [34, 35];
+/// Another process has the device alone (compute mode "exclusive process").
+const DEVICE_UNAVAILABLE: u32 = 46;
 const NO_DEVICE: u32 = 100;
 const INVALID_DEVICE: u32 = 101;
+pub(super) const CONTEXT_IS_DESTROYED: u32 = 709;
 /// A call that a stream which is captured into a graph prohibits. The capture has ended with an error.
 const CAPTURE_UNSUPPORTED: u32 = 900;
 const ECC_UNCORRECTABLE: u32 = 214;
@@ -20,7 +23,7 @@ pub(super) const NOT_SUPPORTED: u32 = 801;
 pub(super) const UNKNOWN: u32 = 999;
 /// Errors of hardware (220, 226), an illegal address, a time limit, a destroyed context, a failed assertion, memory of a tensor core that a
 /// kernel has not given back (721).
-const LOST: [u32; 7] = [220, 226, 700, 702, 709, 710, 721];
+const LOST: [u32; 7] = [220, 226, 700, 702, CONTEXT_IS_DESTROYED, 710, 721];
 /// Hardware and launch failures.
 const LOST_IN_KERNEL: std::ops::RangeInclusive<u32> = 714..=719;
 
@@ -37,6 +40,7 @@ pub(super) fn driver_error(what: impl fmt::Display, code: u32, text: &str) -> Er
             ErrorKind::Conflict,
             "a stream of this process is captured into a CUDA graph: end the capture before, and capture again",
         ),
+        DEVICE_UNAVAILABLE => (ErrorKind::Conflict, "another program may use the device alone: end it"),
         NO_DEVICE => (ErrorKind::NotFound, "CUDA_VISIBLE_DEVICES may hide all devices"),
         code if INSUFFICIENT_DRIVER.contains(&code) => (ErrorKind::Unsupported, "install a newer driver"),
         code if is_lost(code) => (

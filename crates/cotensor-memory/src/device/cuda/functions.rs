@@ -67,6 +67,15 @@ impl AccessDescription {
     }
 }
 
+/// `cuCtxGetId`: a number that no other context of the process has, also not one that has the handle of a former one.
+pub(super) type ContextId = unsafe extern "C" fn(usize, *mut c_ulonglong) -> u32;
+
+/// Finds [`ContextId`], which drivers for CUDA 12 and later have.
+pub(super) fn context_id(library: &Library) -> Option<ContextId> {
+    // SAFETY: the type is that of the function in `cuda.h`. The driver is never unloaded.
+    unsafe { library.get::<ContextId>("cuCtxGetId") }.ok().map(|found| *found)
+}
+
 /// The vendor of a driver. AMD's has the same functions under other names; nobody has tried it with Cotensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {

@@ -56,6 +56,14 @@ impl Library {
         }
     }
 
+    /// Ends the context, in which others of the process have streams.
+    fn reset(&self) {
+        let library = self.library();
+        // SAFETY: the type is that of `cuda.h`.
+        let code = unsafe { library.get::<unsafe extern "C" fn(i32) -> u32>("cuDevicePrimaryCtxReset_v2").unwrap()(0) };
+        assert_eq!(code, 0);
+    }
+
     fn library(&self) -> libloading::Library {
         // SAFETY: the library is loaded already.
         unsafe { libloading::Library::new(self.driver.path()) }.unwrap()
@@ -110,6 +118,9 @@ fn forked_process_has_errors_and_frees_nothing() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let errors = [
+            driver.devices().err(),
+            memory.free_bytes().err(),
+            segment.device_address().err(),
             segment.read_at(0, &mut [0]).err(),
             memory.reserve(1).err(),
             memory.import(fd, 100, MemoryKind::Device).err(),
@@ -124,6 +135,7 @@ fn forked_process_has_errors_and_frees_nothing() {
     // SAFETY: `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
+    assert_eq!(fake.call_after_fork().unwrap(), None, "the child has called the driver");
     let mut byte = [0];
     segment.read_at(99, &mut byte).unwrap();
     assert_eq!((byte, fake.used_bytes(0).unwrap()), ([7], 2 << 20));
@@ -192,4 +204,20 @@ fn memory_stays_mapped_where_the_end_of_work_is_unknown() {
     fake.fail("cuCtxSynchronize", ILLEGAL_ADDRESS).unwrap();
     drop(segment);
     assert_eq!(fake.used_bytes(0).unwrap(), before - (4 << 20));
+}
+
+#[test]
+fn reset_of_another_library_is_a_lost_context() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    segment.device_address().unwrap();
+    Library::open(&driver).reset();
+    for error in [segment.read_at(0, &mut [0]).unwrap_err(), memory.reserve(1).err().unwrap()] {
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(error.to_string().contains("must be started again"), "{error}");
+    }
+    drop(segment);
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
 }
