@@ -1,6 +1,6 @@
 //! The memory of each device, in which this process makes tensors and opens those of other processes.
 
-use cotensor_core::{Device, Error, Memory, Result, Segment};
+use cotensor_core::{Device, Error, ErrorKind, Memory, Result, Segment};
 use cotensor_memory::process::duplicate_fd;
 use cotensor_memory::{CudaDriver, CudaMemory, MemfdPool};
 use std::collections::BTreeMap;
@@ -13,8 +13,8 @@ const POOL_BYTES_MAX: usize = 1 << 30;
 /// A memory for each device that this process can use.
 pub(super) struct Memories {
     given: BTreeMap<Device, Arc<dyn Memory>>,
-    /// Those of CUDA devices, if the driver is installed. The first use of one loads the driver.
-    cuda: OnceLock<Result<BTreeMap<Device, Arc<dyn Memory>>>>,
+    /// Those of CUDA devices, if the driver is installed. The first use of one loads the driver; a failure is tried again.
+    cuda: OnceLock<BTreeMap<Device, Arc<dyn Memory>>>,
 }
 
 impl Memories {
@@ -27,17 +27,19 @@ impl Memories {
     /// The memory of `device`.
     ///
     /// # Errors
-    /// `Unsupported` for a device that this client was built without, and for a CUDA device that the driver does not have.
+    /// `Unsupported` for a device that this client was built without, and for a CUDA device that the driver does not have; other errors of
+    /// the driver.
     pub(super) fn of(&self, device: Device) -> Result<&dyn Memory> {
         if let Some(memory) = self.given.get(&device) {
             return Ok(&**memory);
         }
         let mut known: Vec<&Device> = self.given.keys().collect();
         if matches!(device, Device::Cuda(_)) {
-            let found = self.cuda.get_or_init(|| Ok(by_device(CudaMemory::all(&CudaDriver::open()?)?)));
-            let unusable =
-                |error: &Error| Error::unsupported(format!("this client has no memory on {device}: {error}"));
-            let found = found.as_ref().map_err(unusable)?;
+            let found = self.cuda(|| CudaMemory::all(&CudaDriver::open()?)).map_err(|error| {
+                // The kind of a tensor that is missing is not that of a driver which is.
+                let kind = if error.kind() == ErrorKind::NotFound { ErrorKind::Unsupported } else { error.kind() };
+                Error::new(kind, format!("this client has no memory on {device}: {error}"))
+            })?;
             if let Some(memory) = found.get(&device) {
                 return Ok(&**memory);
             }
@@ -45,6 +47,14 @@ impl Memories {
         }
         let known: Vec<String> = known.into_iter().map(Device::to_string).collect();
         Err(Error::unsupported(format!("this client has no memory on {device}; it has {}", known.join(", "))))
+    }
+
+    /// The memories that `open` finds, or that it found before.
+    fn cuda(&self, open: impl FnOnce() -> Result<Vec<Arc<dyn Memory>>>) -> Result<&BTreeMap<Device, Arc<dyn Memory>>> {
+        match self.cuda.get() {
+            Some(found) => Ok(found),
+            None => open().map(|found| self.cuda.get_or_init(|| by_device(found))),
+        }
     }
 }
 
@@ -59,4 +69,18 @@ pub(super) fn descriptor_of(segment: &dyn Segment) -> Result<OwnedFd> {
         Error::unsupported(format!("{kind} memory on {device} has no descriptor, so processes cannot share it"))
     };
     duplicate_fd(segment.fd().ok_or_else(unshared)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn driver_is_tried_again_after_an_error() {
+        let memories = Memories::new([]);
+        let busy = || Err(Error::new(ErrorKind::OverBudget, "no memory now"));
+        assert_eq!(memories.cuda(busy).err().unwrap().kind(), ErrorKind::OverBudget);
+        assert!(memories.cuda(|| Ok(Vec::new())).unwrap().is_empty());
+        assert!(memories.cuda(busy).is_ok(), "the memories are kept");
+    }
 }
