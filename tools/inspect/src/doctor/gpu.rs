@@ -1,7 +1,7 @@
 //! Checks the GPU driver, and whether memory of each device outlives the process that made it.
 
 use super::finding::{Finding, Severity};
-use cotensor_core::{Error, ErrorKind, Memory, MemoryKind, Result};
+use cotensor_core::{Error, ErrorKind, Memory, MemoryKind, Result, SegmentMut};
 use cotensor_memory::{CudaDevice, CudaDriver, CudaMemory};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -20,6 +20,9 @@ const SAMPLE_BYTES: usize = 3 << 20;
 /// How long a producer may take to load the driver and to make its memory.
 const PRODUCER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The byte that a producer sends without a descriptor when other programs have the device.
+const TAKEN: u8 = 2;
+
 const DRIVER: &str = "GPU driver";
 const SHARED: &str = "shared GPU memory";
 
@@ -36,12 +39,19 @@ pub(super) fn check(
         }
     };
     let value = format!("CUDA {} ({})", driver.version(), driver.path().display());
-    let devices = match driver.devices() {
+    let devices = match driver.each_device() {
         Ok(devices) => devices,
         Err(error) => return vec![Finding::new(DRIVER, Severity::Slow, value, error.to_string())],
     };
     let mut findings = vec![Finding::ok(DRIVER, value)];
     for device in devices {
+        let device = match device {
+            Ok(device) => device,
+            Err(error) => {
+                findings.push(Finding::new("GPU", Severity::Slow, error.to_string(), "it has no tensors"));
+                continue;
+            }
+        };
         findings.push(Finding::ok("GPU", describe(&device)));
         let name = device.device();
         findings.push(match outlives_producer(&driver, &device, &producer) {
@@ -50,12 +60,20 @@ pub(super) fn check(
                     format!("works on {name}: a tensor outlived its killed producer; {} MiB are free", free >> 20);
                 Finding::ok(SHARED, value)
             }
+            Err(error) if is_taken(&error) => {
+                Finding::new(SHARED, Severity::Note, error.to_string(), format!("{name} is in use and was not tested"))
+            }
             Err(error) => {
                 Finding::new(SHARED, Severity::Broken, error.to_string(), format!("tensors on {name} cannot be shared"))
             }
         });
     }
     findings
+}
+
+/// Whether other programs have the memory of the device, or the device alone.
+fn is_taken(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::OverBudget | ErrorKind::Conflict)
 }
 
 fn describe(device: &CudaDevice) -> String {
@@ -113,8 +131,12 @@ pub fn produce(ordinal: u32) -> Result<()> {
 }
 
 fn produce_with(driver: &Arc<CudaDriver>, device: CudaDevice) -> Result<()> {
-    let segment = CudaMemory::new(driver, device).copy_of(&sample())?.freeze()?;
+    let made = CudaMemory::new(driver, device).copy_of(&sample()).and_then(SegmentMut::freeze);
     let input = std::io::stdin();
+    if made.as_ref().is_err_and(is_taken) {
+        rustix::io::write(input.as_fd(), &[TAKEN]).map_err(|error| Error::io("reporting an error", &error.into()))?;
+    }
+    let segment = made?;
     let fds = [segment.fd().ok_or_else(|| Error::unsupported("the memory has no descriptor"))?];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = SendAncillaryBuffer::new(&mut space);
@@ -134,7 +156,10 @@ fn receive(socket: &UnixStream) -> Result<OwnedFd> {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    received.ok_or_else(|| Error::new(ErrorKind::Io, "a process that makes memory of the device ended with an error"))
+    received.ok_or_else(|| match byte {
+        [TAKEN] => Error::new(ErrorKind::OverBudget, "the device has no room for a second process"),
+        _ => Error::new(ErrorKind::Io, "a process that makes memory of the device ended with an error"),
+    })
 }
 
 fn sample() -> Vec<u8> {
@@ -187,6 +212,21 @@ mod tests {
             let findings = found(&fake);
             let last = findings.last().unwrap();
             assert_eq!((last.name, last.severity), (SHARED, Severity::Broken), "{function}: {last:?}");
+            fake.repair().unwrap();
+        }
+    }
+
+    #[test]
+    fn devices_of_other_programs_are_no_failure() {
+        let fake = FakeCuda::start().unwrap();
+        for (function, result) in
+            [("cuMemCreate", 2), ("cuDevicePrimaryCtxRetain", 2), ("cuDevicePrimaryCtxRetain", 46)]
+        {
+            fake.fail(function, result).unwrap();
+            let findings = found(&fake);
+            let last = findings.last().unwrap();
+            assert_eq!((last.name, last.severity), (SHARED, Severity::Note), "{function}: {last:?}");
+            assert!(last.advice.contains("in use"), "{last:?}");
             fake.repair().unwrap();
         }
     }
