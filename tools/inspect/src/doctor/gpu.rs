@@ -38,7 +38,7 @@ pub(super) fn check(
             return vec![Finding::new(DRIVER, unusable, error.to_string(), "tensors can be in host memory only")];
         }
     };
-    let value = format!("CUDA {} ({})", driver.version(), driver.path().display());
+    let value = format!("{} {} ({})", driver.interface(), driver.version(), driver.path().display());
     let devices = match driver.each_device() {
         Ok(devices) => devices,
         Err(error) => return vec![Finding::new(DRIVER, Severity::Slow, value, error.to_string())],

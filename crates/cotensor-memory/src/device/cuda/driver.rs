@@ -15,9 +15,6 @@ use std::sync::Arc;
 pub const DRIVER_VARIABLE: &str = "COTENSOR_CUDA_DRIVER";
 /// The library that the driver installs.
 const LIBRARY: &str = "libcuda.so.1";
-/// The first version of CUDA that has all needed functions, as the driver reports it: 1000 times the major number and 10 times the
-/// minor one.
-const VERSION_MIN: c_int = 11_040;
 
 /// A GPU driver, initialized in this process. A process that was forked afterwards cannot use it.
 pub struct CudaDriver {
@@ -26,6 +23,7 @@ pub struct CudaDriver {
     /// Never unloaded: the driver's threads run until the process ends.
     _library: ManuallyDrop<Library>,
     path: PathBuf,
+    vendor: Vendor,
     version: c_int,
     /// The process that has initialized it.
     process: u32,
@@ -52,28 +50,33 @@ impl CudaDriver {
             let text = format!("no CUDA driver can be loaded: {error}; {DRIVER_VARIABLE} names another library");
             Error::not_found(text)
         })?;
-        let vendor = if has(&library, "cuInit") { Vendor::Nvidia } else { Vendor::Amd };
+        let is_amd = has(&library, "hipInit") && !has(&library, "cuInit");
+        let vendor = if is_amd { Vendor::Amd } else { Vendor::Nvidia };
         let functions = Functions::find(&library, vendor).map_err(|missing| {
-            Error::unsupported(format!("the CUDA driver has no function {missing}: {}", too_old(None))).in_file(path)
+            let text = format!("the driver has no function {missing}; {}", needed(vendor));
+            Error::unsupported(text).in_file(path)
         })?;
         let (context_id, process) = (context_id(&library), std::process::id());
         let (library, path) = (ManuallyDrop::new(library), path.to_owned());
-        let mut driver = Self { functions, context_id, _library: library, path, version: 0, process };
+        let mut driver = Self { functions, context_id, _library: library, path, vendor, version: 0, process };
         let mut version = 0;
         // SAFETY: `version` outlives the call (see the module).
         driver.check("reading the driver's version", unsafe { (driver.functions.version)(&raw mut version) })?;
         driver.version = version;
-        if vendor == Vendor::Nvidia && version < VERSION_MIN {
-            return Err(Error::unsupported(too_old(Some(version))).in_file(driver.path));
-        }
+        check_version(vendor, version).map_err(|error| error.in_file(&driver.path))?;
         // SAFETY: the call has no pointers. 0 is the only value.
         driver.check("initializing the driver", unsafe { (driver.functions.init)(0) })?;
         Ok(Arc::new(driver))
     }
 
-    /// The version of CUDA that the driver supports, such as `13.0`.
+    /// The version of the interface that the driver supports, such as `13.0`.
     pub fn version(&self) -> String {
-        version_text(self.version)
+        self.vendor.version_text(self.version)
+    }
+
+    /// The interface of the driver: `CUDA`, or `HIP` for AMD's.
+    pub fn interface(&self) -> &'static str {
+        self.vendor.interface()
     }
 
     /// The library.
@@ -131,14 +134,17 @@ fn has(library: &Library, name: &str) -> bool {
     unsafe { library.get::<unsafe extern "C" fn()>(name) }.is_ok()
 }
 
-fn too_old(version: Option<c_int>) -> String {
-    let found =
-        version.map_or_else(String::new, |version| format!("the driver supports CUDA {}; ", version_text(version)));
-    format!("{found}Cotensor needs one for CUDA {} or later", version_text(VERSION_MIN))
+fn check_version(vendor: Vendor, version: c_int) -> Result<()> {
+    if version >= vendor.version_min() {
+        return Ok(());
+    }
+    let (interface, found) = (vendor.interface(), vendor.version_text(version));
+    Err(Error::unsupported(format!("the driver supports {interface} {found}; {}", needed(vendor))))
 }
 
-fn version_text(version: c_int) -> String {
-    format!("{}.{}", version / 1000, version % 1000 / 10)
+fn needed(vendor: Vendor) -> String {
+    let (interface, version) = (vendor.interface(), vendor.version_text(vendor.version_min()));
+    format!("Cotensor needs one for {interface} {version} or later")
 }
 
 #[cfg(test)]
@@ -154,5 +160,19 @@ mod tests {
         let error = CudaDriver::load(Path::new("libc.so.6")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("CUDA 11.4"), "{error}");
+    }
+
+    #[test]
+    fn versions_are_those_of_the_vendor() {
+        let found = |vendor, version| check_version(vendor, version).map_err(|error| error.to_string());
+        let texts = [
+            (Vendor::Nvidia, 11_030, "supports CUDA 11.3; Cotensor needs one for CUDA 11.4"),
+            (Vendor::Amd, 70_051_831, "supports HIP 7.0; Cotensor needs one for HIP 7.1"),
+        ];
+        for (vendor, version, text) in texts {
+            let error = found(vendor, version).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+        assert_eq!([found(Vendor::Nvidia, 13_000), found(Vendor::Amd, 70_125_424)], [Ok(()), Ok(())]);
     }
 }

@@ -83,6 +83,34 @@ pub(super) enum Vendor {
     Amd,
 }
 
+impl Vendor {
+    /// The name of the interface.
+    pub(super) fn interface(self) -> &'static str {
+        match self {
+            Self::Nvidia => "CUDA",
+            Self::Amd => "HIP",
+        }
+    }
+
+    /// The first version that has all needed functions, as the driver reports it. Before 7.1, HIP's import of a descriptor takes a pointer to
+    /// it, where CUDA's takes the number itself.
+    pub(super) fn version_min(self) -> c_int {
+        match self {
+            Self::Nvidia => 11_040,
+            Self::Amd => 70_100_000,
+        }
+    }
+
+    /// A version as the driver reports it, such as `13.0`.
+    pub(super) fn version_text(self, version: c_int) -> String {
+        let (major, minor) = match self {
+            Self::Nvidia => (1000, 10),
+            Self::Amd => (10_000_000, 100_000),
+        };
+        format!("{}.{}", version / major, version % major / minor)
+    }
+}
+
 macro_rules! functions {
     ($($field:ident $nvidia:literal $amd:literal ($($kind:ty),*);)*) => {
         /// The functions. Each returns a `CUresult` as a number: an enum of Rust would be undefined behaviour for a value that a
