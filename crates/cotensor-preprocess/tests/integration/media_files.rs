@@ -3,7 +3,8 @@
 use crate::support::{fixture, folder};
 use cotensor_core::ErrorKind;
 use cotensor_preprocess::{
-    audio_length, audio_length_of, decode_audio, decode_audio_start, decode_audio_start_of, decode_image, image_size,
+    SoundReader, audio_length, audio_length_of, decode_audio, decode_audio_start, decode_audio_start_of, decode_image,
+    image_size,
 };
 use safetensors::SafeTensors;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -98,6 +99,32 @@ fn compressed_audio_is_read_in_small_parts() {
     assert_eq!(start, decode_audio_start(&file, 0.5).unwrap());
     let largest = largest.load(Relaxed);
     assert!(largest <= 64 << 10 && largest < file.len() / 10, "{largest} bytes at a time");
+}
+
+#[test]
+fn reader_of_parts_reads_the_samples_of_the_whole_file() {
+    let mut files = folder("tiny/audio");
+    files.insert("speech.wav".to_owned(), fixture("media/speech.wav").to_vec());
+    assert_eq!(files.len(), 4);
+    let all = |mut reader: SoundReader<'_>| {
+        let mut samples = Vec::new();
+        while let Some(part) = reader.read().unwrap() {
+            samples.extend(part);
+        }
+        samples
+    };
+    for (name, bytes) in &files {
+        let read = |at: usize, target: &mut [u8]| {
+            target.copy_from_slice(&bytes[at..at + target.len()]);
+            Ok(())
+        };
+        for rate_hz in [8000, 16_000] {
+            let whole = all(SoundReader::open(bytes, rate_hz).unwrap());
+            assert_eq!(all(SoundReader::open_of(bytes.len(), read, rate_hz).unwrap()), whole, "{name} at {rate_hz} Hz");
+            let frames = audio_length(bytes).unwrap().frames as usize * rate_hz as usize / 8000;
+            assert_eq!(whole.len(), frames, "{name} at {rate_hz} Hz");
+        }
+    }
 }
 
 #[test]
