@@ -4,6 +4,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 import * as ort from "onnxruntime-web";
 import { createBackend, createModel } from "cotensor";
+import { Run } from "../dist/models/run.js";
 import { serve } from "./support/server.mjs";
 
 ort.env.wasm.numThreads = 1;
@@ -53,6 +54,12 @@ test("texts are scored beside a text", async () => {
   const again = await reranker.process({ text: "Gulls.", texts: texts.slice(0, 1) });
   assert.ok(again.stages.every(({ computed }) => !computed));
   assert.equal(again.outputs[1].values[0], outputs[1].values[0]);
+});
+
+test("the number of rows of logits has the rank that the graph declares", async () => {
+  const run = new Run({}, "test", {}, {}, new Map(), {}, {});
+  const given = async (shape) => run.source("text.logits", {}, { name: "num_logits_to_keep", shape });
+  for (const [declared, shape] of [[[], []], [[1], [1]], [["rows"], [1]]]) assert.deepEqual(await given(declared), { data: BigInt64Array.of(1n), shape, dtype: "int64" });
 });
 
 test("a task of scores without a text or texts, and a model that gives no score, are refused", async () => {

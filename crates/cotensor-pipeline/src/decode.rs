@@ -1,7 +1,7 @@
 //! Decoding: a decoder reads a prompt, then one token after the other. Its host runs the graphs, and keeps the values of the
 //! tokens before.
 
-use super::decoder::{Cached, DecoderPorts, cached, empty_cache};
+use super::decoder::{Cached, DecoderPorts, cached, empty_cache, shape_of_one};
 use super::image_tokens::merged;
 use cotensor_core::{DType, Error, Result};
 use cotensor_preprocess::Array;
@@ -181,15 +181,14 @@ async fn bind<'h, H: DecoderHost>(
     let mut bound = Vec::new();
     for port in ports.inputs.iter().filter(|port| !kept.contains(&port.name)) {
         let name = port.name.as_str();
-        let one = if port.dims.as_ref().is_some_and(Vec::is_empty) { vec![] } else { vec![1] };
         let value = match def.source(name) {
             Some(Source::TokenIds) => Array::i64([1, count], tokens.to_vec())?.into(),
             Some(Source::TokenEmbeds) => embeddings(host, tokens).await?,
             Some(Source::TokenMask) => Array::i64([1, rows + count], vec![1; rows + count])?.into(),
             Some(Source::TokenPositions) => Array::i64([1, count], positions())?.into(),
             Some(Source::TokenCachePositions) => Array::i64([count], positions())?.into(),
-            Some(Source::TokenLogits) => Array::i64(one, vec![1])?.into(),
-            Some(Source::CacheFilled) => Array::new(DType::Bool, one, vec![u8::from(rows > 0)])?.into(),
+            Some(Source::TokenLogits) => Array::i64(shape_of_one(port), vec![1])?.into(),
+            Some(Source::CacheFilled) => Array::new(DType::Bool, shape_of_one(port), vec![u8::from(rows > 0)])?.into(),
             Some(source) => host
                 .value(source)
                 .ok_or_else(|| Error::invalid(format!("stage {:?} needs {source}, which no stage made", def.role)))?,

@@ -88,6 +88,11 @@ pub fn empty_cache(port: &Port) -> Result<Array> {
     }
 }
 
+/// The shape of an input that reads one number: the graph declares a scalar or a list.
+pub fn shape_of_one(port: &Port) -> Vec<usize> {
+    if port.dims.as_ref().is_some_and(Vec::is_empty) { vec![] } else { vec![1] }
+}
+
 /// The last row of logits of the shape `shape`.
 ///
 /// # Errors
@@ -103,6 +108,14 @@ pub fn last_row<'v>(shape: &[usize], values: &'v [f32]) -> Result<&'v [f32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_number_has_the_rank_that_the_graph_declares() {
+        let port = |dims: Option<Vec<Option<usize>>>| Port { name: "num_logits_to_keep".into(), dtype: None, dims };
+        assert_eq!(shape_of_one(&port(Some(vec![]))), [0; 0]);
+        assert_eq!(shape_of_one(&port(Some(vec![Some(1)]))), [1]);
+        assert_eq!(shape_of_one(&port(None)), [1]);
+    }
 
     #[test]
     fn cache_without_rows_has_the_sizes_of_the_graph() {

@@ -37,7 +37,7 @@ mod vocabulary;
 pub use answer::{Answer, Object, Output, StageOutput};
 pub use attention::AttentionMemory;
 pub use decode::{Decoder, DecoderHost, Half, at_once, decode, first_inputs, kept_by};
-pub use decoder::{Cached, DecoderPorts, empty_cache, last_row};
+pub use decoder::{Cached, DecoderPorts, empty_cache, last_row, shape_of_one};
 pub use decoding::{Decoding, IsText, TextPieces};
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};

@@ -238,7 +238,7 @@ export class Run {
     if (known) return known;
     if (source === "image.mask") return this.model.processors.mask(this.#imageSize(def), port);
     // The logits after the last token alone.
-    if (source === "text.logits") return ones([1]);
+    if (source === "text.logits") return ones(port.shape.length === 0 ? [] : [1]);
     if (source === "cache.empty") return this.model.processors.emptyCache(port);
     // The features of one sound are not padded.
     if (source === "audio.mask") return ones((await this.source("audio.features", def, port)).shape);

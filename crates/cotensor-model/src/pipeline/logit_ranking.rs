@@ -7,7 +7,8 @@ use crate::stage::Stage;
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_pipeline::{
-    Answer, AttentionMemory, Output, User, check_numbers, check_vocabulary, empty_cache, lacks, scored, vocabulary,
+    Answer, AttentionMemory, Output, User, check_numbers, check_vocabulary, empty_cache, lacks, scored, shape_of_one,
+    vocabulary,
 };
 use cotensor_preprocess::family::{LOGITS, Source, StageDef, Task};
 use cotensor_preprocess::{LogitScore, TokenBatch};
@@ -75,7 +76,6 @@ impl Run<'_> {
         }
         check_attention(&memory, self.model)?;
         self.set_texts(batch);
-        self.values.insert(Source::TextLogits, Value::from(Array::i64(Vec::new(), vec![1])?));
         let run = stage.run_once(LABEL, &[key], self.holder, |_| {
             let bound = self.text_inputs(def, stage)?;
             let bound: Vec<(&str, TensorRef<'_>)> =
@@ -104,6 +104,7 @@ impl Run<'_> {
         let ports = stage.graph().inputs().iter().map(|port| {
             let value = match def.source(&port.name) {
                 Some(Source::CacheEmpty) => empty_cache(port)?.into(),
+                Some(Source::TextLogits) => Array::i64(shape_of_one(port), vec![1])?.into(),
                 source => source
                     .and_then(|source| self.values.get(source))
                     .cloned()
