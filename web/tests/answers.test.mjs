@@ -24,6 +24,7 @@ const CASES = {
   siglip: { model: "tiny/siglip", input: { image: "photo.png", texts: TEXTS }, type: "ranking" },
   "whisper-language": { model: "sounds/whisper", input: { audio: "speech.wav" }, options: { task: "language-identification" }, type: "language" },
   "whisper-long": { model: "sounds/whisper", input: { audio: "speech.wav", from: 20_000, to: 60_000 }, type: "transcript" },
+  "whisper-long-file": { model: "sounds/whisper", input: { audio: "speech.wav", from: 20_000, to: 60_000, isFile: true }, type: "transcript", as: "whisper-long" },
   wav2vec2: { model: "sounds/wav2vec2-ctc", input: { audio: "speech.wav", from: 20_000, to: 28_000 }, type: "transcript" },
   "wav2vec2-classification": { model: "sounds/wav2vec2-classification", input: { audio: "speech.wav", from: 20_000, to: 28_000 }, type: "label" },
   clap: { model: "sounds/clap-even", input: { audio: "speech.wav", texts: TEXTS }, type: "ranking" },
@@ -49,16 +50,24 @@ function errorOf(values, expected) {
 async function answersOf({ backend, createModel }, cases) {
   const media = async (name) => new Uint8Array(await (await fetch(`/fixtures/media/${name}`)).arrayBuffer());
   const results = {};
-  for (const [name, { model: modelId, input: { image, audio, from, to, ...texts }, options }] of Object.entries(cases)) {
+  for (const [name, { model: modelId, input: { image, audio, from, to, isFile, ...texts }, options }] of Object.entries(cases)) {
     const input = { ...texts };
     if (image) input.image = await media(image);
     if (audio) input.audio = await media(audio);
-    // A part of the file's samples, which have 16 bits.
-    if (to) Object.assign(input, { audio: Float32Array.from(new Int16Array(input.audio.slice(44).buffer, 2 * from, to - from), (sample) => sample / 32768), samplingRate: 8000 });
+    if (isFile) {
+      // A file of a part of the samples: its header has 44 bytes and states the lengths behind them.
+      const file = new Uint8Array([...input.audio.slice(0, 44), ...input.audio.slice(44 + 2 * from, 44 + 2 * to)]);
+      const header = new DataView(file.buffer);
+      header.setUint32(4, file.length - 8, true);
+      header.setUint32(40, file.length - 44, true);
+      input.audio = file;
+      // A part of the file's samples, which have 16 bits.
+    } else if (to) Object.assign(input, { audio: Float32Array.from(new Int16Array(input.audio.slice(44).buffer, 2 * from, to - from), (sample) => sample / 32768), samplingRate: 8000 });
     const model = createModel(backend, { modelId: `/unpacked/${modelId}`, ...options });
-    const { answer, outputs } = await model.process(input);
+    const pieces = [];
+    const { answer, outputs } = await model.process(input, name.startsWith("whisper-long") ? { onText: (piece) => pieces.push(piece) } : {});
     const again = await model.process(input);
-    results[name] = { answer, outputs: Object.fromEntries(outputs.map(({ name, values }) => [name, [...values]])), computed: again.stages.some(({ role, computed }) => computed && role !== "decoder") };
+    results[name] = { answer, pieces, outputs: Object.fromEntries(outputs.map(({ name, values }) => [name, [...values]])), computed: again.stages.some(({ role, computed }) => computed && role !== "decoder") };
     await model.dispose();
   }
   return results;
@@ -70,13 +79,16 @@ for (const browser of BROWSERS) {
       const site = sites[browser];
       if (device === "webgpu" && !(await hasWebGpu(site.page, context))) return;
       const seen = await withBackend(site, device, answersOf, CASES);
-      for (const [name, { answer, outputs, computed }] of Object.entries(seen)) {
-        assert.deepEqual([answer.type, Object.keys(outputs).sort(), computed], [CASES[name].type, Object.keys(ANSWERS[name]).sort(), false], name);
+      for (const [name, { answer, pieces, outputs, computed }] of Object.entries(seen)) {
+        const expected = ANSWERS[CASES[name].as ?? name];
+        assert.deepEqual([answer.type, Object.keys(outputs).sort(), computed], [CASES[name].type, Object.keys(expected).sort(), false], name);
+        if (pieces.length > 0) assert.equal(pieces.join("").trim(), answer.text, name);
         for (const [output, values] of Object.entries(outputs)) {
-          if (EXACT.includes(output)) assert.deepEqual(values, ANSWERS[name][output], `${name} ${output}`);
-          else assert.ok(errorOf(values, ANSWERS[name][output]) <= ERROR_MAX, `${name} ${output}: ${errorOf(values, ANSWERS[name][output])}`);
+          if (EXACT.includes(output)) assert.deepEqual(values, expected[output], `${name} ${output}`);
+          else assert.ok(errorOf(values, expected[output]) <= ERROR_MAX, `${name} ${output}: ${errorOf(values, expected[output])}`);
         }
       }
+      for (const name of ["whisper-long", "whisper-long-file"]) assert.ok(seen[name].pieces.length > 1, name);
       for (const name of ["roberta", "reranker"]) {
         const { answer: { texts }, outputs: { scores } } = seen[name];
         const given = texts.map(([, score]) => Math.fround(score));

@@ -92,7 +92,14 @@ impl InputFile {
     /// `Corrupt` when it cannot be decoded.
     pub fn long_sound(&self, processor: &AudioProcessor) -> Result<Option<LongSound<'_>>> {
         let open = || SoundReader::open(&self.bytes, processor.sample_rate_hz());
-        LongSound::open(self.audio_length()?, processor, open).map_err(|error| error.in_file(&self.path))
+        let scanned = || {
+            let mut sound = LongSound::open(self.audio_length()?, processor, open)?;
+            if let Some(sound) = &mut sound {
+                while sound.scan()? {}
+            }
+            Ok(sound)
+        };
+        scanned().map_err(|error: Error| error.in_file(&self.path))
     }
 
     /// Whether a sound is longer than the window of a model, as an input of a graph: `bool` `[1, 1]`.

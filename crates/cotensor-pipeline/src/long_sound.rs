@@ -12,11 +12,13 @@ pub struct LongSound<'a> {
     /// Samples per second of the file.
     rate_hz: u32,
     ended: bool,
+    /// The same sound, which is read for its loudest part; `None` after its end.
+    scanned: Option<Box<Self>>,
 }
 
 impl<'a> LongSound<'a> {
-    /// `None` for a sound of one window, and for a model without windows. `open` opens the sound at the model's sample rate. Reads it
-    /// once for its loudest part, which scales the features of all windows.
+    /// `None` for a sound of one window, and for a model without windows. `open` opens the sound at the model's sample rate. The sound is
+    /// read twice: [`scan`](Self::scan) reads it for its loudest part.
     ///
     /// # Errors
     /// Those of `open` and of the reader.
@@ -32,14 +34,26 @@ impl<'a> LongSound<'a> {
             if !windows.is_longer(usize::try_from(samples).unwrap_or(usize::MAX)) {
                 return Ok(None);
             }
-            open().map(|reader| Some(Self { reader, windows, rest: Vec::new(), rate_hz, ended: false }))
+            open().map(|reader| Some(Self { reader, windows, rest: Vec::new(), rate_hz, ended: false, scanned: None }))
         };
-        let (Some(mut first), Some(mut sound)) = (read()?, read()?) else { return Ok(None) };
-        while let Some(windows) = first.window()? {
+        let (Some(first), Some(sound)) = (read()?, read()?) else { return Ok(None) };
+        Ok(Some(Self { scanned: Some(Box::new(first)), ..sound }))
+    }
+
+    /// Reads one window for the loudest part of the sound, which scales the features of all windows. Returns whether more of the sound is
+    /// left to read. [`window`](Self::window) reads that first.
+    ///
+    /// # Errors
+    /// `Corrupt` when the sound cannot be decoded.
+    pub fn scan(&mut self) -> Result<bool> {
+        let Some(first) = &mut self.scanned else { return Ok(false) };
+        if let Some(windows) = first.window()? {
             windows.advance(windows.frames())?;
+            return Ok(true);
         }
-        sound.windows.set_loudest(first.windows.loudest());
-        Ok(Some(sound))
+        self.windows.set_loudest(first.windows.loudest());
+        self.scanned = None;
+        Ok(false)
     }
 
     /// The sound at its next window; `None` at its end. The caller advances.
@@ -47,8 +61,14 @@ impl<'a> LongSound<'a> {
     /// # Errors
     /// `Corrupt` when the sound cannot be decoded.
     pub fn window(&mut self) -> Result<Option<&mut AudioWindows>> {
+        while self.scan()? {}
         self.fill()?;
         Ok((!self.windows.is_done()).then_some(&mut self.windows))
+    }
+
+    /// Whether the whole sound fits one window, although its header states more. Known after [`window`](Self::window).
+    pub fn is_short(&self) -> bool {
+        self.windows.is_short()
     }
 
     fn fill(&mut self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use crate::arrays::ArrayHandle;
 use crate::audio::{AudioProcessor, opened};
-use crate::bytes::{Bytes, Floats};
+use crate::bytes::{Bytes, Floats, OpenFile};
 use crate::errors::Result;
 use crate::text::TextProcessor;
 use crate::writing::{Generation, tokens};
@@ -49,7 +49,7 @@ impl SpeechWindows {
         let (len, parts) = opened(file)?;
         let length = audio_length_of(len, |at, target: &mut [u8]| parts.read(at, target))?;
         let open = || {
-            let (len, parts) = opened(file).map_err(|_| Error::invalid("the file is too large"))?;
+            let parts = OpenFile::new(file);
             let read = move |at: usize, target: &mut [u8]| parts.read(at, target);
             SoundReader::open_of(len, read, audio.audio.sample_rate_hz())
         };
@@ -80,6 +80,15 @@ impl SpeechWindows {
         Self::open(audio, generation, text, AudioLength { sample_rate_hz, frames: samples.len() as u64 }, open)
     }
 
+    /// Reads one window for the loudest part of the sound, which scales the features. Returns whether more of the sound is left to read;
+    /// [`features`](Self::features) reads that first. A page does other work between the calls.
+    ///
+    /// # Errors
+    /// As [`features`](Self::features).
+    pub fn scan(&mut self) -> Result<bool> {
+        Ok(self.sound.scan()?)
+    }
+
     /// The features of the next window; nothing at the end of the sound.
     ///
     /// # Errors
@@ -87,6 +96,13 @@ impl SpeechWindows {
     pub fn features(&mut self) -> Result<Option<ArrayHandle>> {
         let Some(windows) = self.sound.window()? else { return Ok(None) };
         Ok(Some(windows.features()?.into()))
+    }
+
+    /// Whether the whole sound fits one window, although its header states more. Its text has no timestamps. Known after
+    /// [`features`](Self::features).
+    #[wasm_bindgen(getter, js_name = isShort)]
+    pub fn is_short(&self) -> bool {
+        self.sound.is_short()
     }
 
     /// Goes to the next window. `tokens` are those of this window's transcript, and `encoded` is the shape of the encoder's output.

@@ -115,7 +115,7 @@ export async function lastRow(run: Run, logits: Tensor): Promise<Float32Array> {
 }
 
 /** Lets the events of this thread run: messages, and what a user does. An engine on the CPU runs from token to token without a pause otherwise. */
-function nextTurn(): Promise<void> {
+export function nextTurn(): Promise<void> {
   const { port1, port2 } = new MessageChannel();
   return new Promise((resolve) => {
     port1.onmessage = () => {

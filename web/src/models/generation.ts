@@ -47,14 +47,16 @@ export async function generate(run: Run): Promise<{ answer: Answer; outputs: Out
 export interface DecodeOptions {
   /** Whether the tokens continue the text of the prompt. */
   readonly continues?: boolean;
-  /** Whether the text is a window of speech with timestamps. The program does not get its pieces here. */
-  readonly isWindow?: boolean;
+  /** Whether the text has timestamps. */
+  readonly timestamps?: boolean;
+  /** Whether the program gets the pieces of the text here; it does by default. */
+  readonly givesText?: boolean;
 }
 
 /** The tokens that a decoder writes after `prompt`. `read`: the other inputs of its graphs. Equal decodings are computed once. */
-export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], { continues = false, isWindow = false }: DecodeOptions = {}): Promise<Uint32Array> {
+export async function decode(run: Run, roles: readonly string[], prompt: readonly number[], read: readonly Input[], { continues = false, timestamps = false, givesText = true }: DecodeOptions = {}): Promise<Uint32Array> {
   const { model, task, options } = run;
-  const decoding = model.generation(task.name).decode(model.text, Uint32Array.from(prompt), continues, userOf(model.name, task, options), isWindow);
+  const decoding = model.generation(task.name).decode(model.text, Uint32Array.from(prompt), continues, userOf(model.name, task, options), timestamps);
   try {
     run.note(...decoding.notices());
     const graphs = [...roles, ...(model.decoder?.embed ? [model.decoder.embed] : [])];
@@ -62,7 +64,7 @@ export async function decode(run: Run, roles: readonly string[], prompt: readonl
     // Whether this call decodes; another one may.
     let isOurs = false;
     const tokens = await run.once(graphs, task.name, [...identities, decoding.settingsHash(), tokensHash(prompt)], async () => {
-      const decoder = await Decoder.open(run, roles, isWindow ? undefined : (piece) => run.give(piece));
+      const decoder = await Decoder.open(run, roles, givesText ? (piece) => run.give(piece) : undefined);
       isOurs = true;
       try {
         return Uint32Array.from(await runTask<number[]>(decoding.run(decoder)));
@@ -70,7 +72,7 @@ export async function decode(run: Run, roles: readonly string[], prompt: readonl
         decoder.dispose();
       }
     });
-    if (!isWindow) for (const piece of decoding.rest(isOurs ? new Uint32Array() : tokens)) run.give(piece);
+    if (givesText) for (const piece of decoding.rest(isOurs ? new Uint32Array() : tokens)) run.give(piece);
     run.note(...[decoding.cutNotice(tokens.length) ?? []].flat());
     return tokens;
   } finally {

@@ -1,7 +1,7 @@
 // Whisper's tasks: the transcript of speech, and its language.
 import type { Answer, Output } from "./answers.js";
 import { runTask, takeArray, type SpeechWindows, type SpokenLanguage, type WrittenWindow } from "./core.js";
-import { Decoder } from "./decoder.js";
+import { Decoder, nextTurn } from "./decoder.js";
 import { decode, tokensOutput } from "./generation.js";
 import type { Run } from "./run.js";
 
@@ -18,9 +18,7 @@ export async function transcribe(run: Run): Promise<{ answer: Answer; outputs: O
     }
   }
   const encoded = await run.result(encoder);
-  const language = model.generation(task.name).hasLanguages ? await spokenLanguage(run, decoders) : undefined;
-  const prompt = [...model.generation(task.name).speechPrompt(language?.token, "transcribe", false)];
-  const tokens = await decode(run, decoders, prompt, [encoded]);
+  const tokens = await decode(run, decoders, await promptOf(run, decoders, false), [encoded]);
   return { answer: { type: "transcript", text: model.text.transcript(tokens).trim(), tokens: tokens.length }, outputs: [tokensOutput(tokens)] };
 }
 
@@ -28,14 +26,20 @@ export async function transcribe(run: Run): Promise<{ answer: Answer; outputs: O
 async function transcribeWindows(run: Run, windows: SpeechWindows): Promise<{ answer: Answer; outputs: Output[] }> {
   const { model, task } = run;
   const [[encoder = "encoder"], decoders] = model.rolesOf(task);
-  const generation = model.generation(task.name);
   const all: number[] = [];
   let prompt: number[] | undefined;
+  while (windows.scan()) {
+    await nextTurn();
+    run.call.signal?.throwIfAborted();
+    model.check();
+  }
   for (let features = windows.features(); features; features = windows.features()) {
     run.setValue("audio.features", takeArray(features));
     const encoded = await run.result(encoder);
-    prompt ??= [...generation.speechPrompt(generation.hasLanguages ? (await spokenLanguage(run, decoders)).token : undefined, "transcribe", true)];
-    const written = await decode(run, decoders, prompt, [encoded], { isWindow: true });
+    // A header may state more than the file has.
+    const timestamps = !windows.isShort;
+    prompt ??= await promptOf(run, decoders, timestamps);
+    const written = await decode(run, decoders, prompt, [encoded], { timestamps, givesText: false });
     // The model may have been disposed meanwhile.
     model.check();
     const { tokens, pieces } = JSON.parse(windows.advance(Uint32Array.from(encoded.shape), written)) as WrittenWindow;
@@ -55,6 +59,13 @@ export async function identifyLanguage(run: Run): Promise<{ answer: Answer; outp
   await run.result(encoder);
   const { language, probability, scores } = await spokenLanguage(run, decoders);
   return { answer: { type: "language", language, probability }, outputs: [{ name: "language_logits", shape: [scores.length], values: Float32Array.from(scores) }] };
+}
+
+/** The tokens before a transcript. The model may be disposed while the language is identified, so its parameters are not kept meanwhile. */
+async function promptOf(run: Run, decoders: readonly string[], timestamps: boolean): Promise<number[]> {
+  const { model, task } = run;
+  const language = model.generation(task.name).hasLanguages ? await spokenLanguage(run, decoders) : undefined;
+  return [...model.generation(task.name).speechPrompt(language?.token, "transcribe", timestamps)];
 }
 
 async function spokenLanguage(run: Run, decoders: readonly string[]): Promise<SpokenLanguage> {
