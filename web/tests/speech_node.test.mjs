@@ -3,8 +3,10 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 import * as ort from "onnxruntime-web";
-import { createBackend, createModel } from "cotensor";
+import { CotensorError, createBackend, createModel } from "cotensor";
 import { loadModels, soundLength } from "../dist/models/core.js";
+import { rerank } from "../dist/models/rerank.js";
+import { transcribe } from "../dist/models/speech.js";
 import { serve } from "./support/server.mjs";
 
 ort.env.wasm.numThreads = 1;
@@ -73,4 +75,39 @@ test("other work runs while a long sound is opened, and a call that ends meanwhi
   assert.equal(await called, "AbortError");
   assert.equal(backend.store.getDiagnostics().tensors.length, before);
   await whisper.dispose();
+});
+
+/** A model that is disposed while its encoder runs. What it made is freed then, as objects of a module are. */
+function disposedMeanwhile() {
+  let isDisposed = false;
+  const check = () => {
+    if (isDisposed) throw new CotensorError("Conflict", "m: the model was disposed; create it again");
+  };
+  const freed = (object) => new Proxy(object, { get: (target, name) => (isDisposed ? assert.fail(`${name} of a freed object`) : target[name]) });
+  const model = {
+    name: "m",
+    check,
+    def: (role) => ({ role, inputs: {}, inputs_optional: {} }),
+    roles: () => ["encoder"],
+    rolesOf: () => [["encoder"], ["decoder"]],
+    stage: async () => ({ inputs: [] }),
+    answers: async () => freed({ pairLogit: () => 0 }),
+    generation: () => (check(), freed({ hasLanguages: true })),
+    get processors() {
+      check();
+      return { encodePair: () => ({ mask: { data: [1n] } }), speechWindows: () => ({ scan: () => false, features: () => ({ dtype: "float32", shape: [], floats: () => new Float32Array(), free() {} }), free() {} }) };
+    },
+  };
+  return { model, dispose: () => (isDisposed = true) };
+}
+
+test("a model that is disposed while its encoder runs says so", async () => {
+  const { model, dispose } = disposedMeanwhile();
+  const lastOutput = async () => (dispose(), { name: "logits", shape: [1], values: new Float32Array(1) });
+  const run = { model, task: { name: "rerank", head: true }, inputs: { text: "a", texts: ["b"] }, lastOutput, notices: [] };
+  await assert.rejects(rerank(run, undefined), { kind: "Conflict", message: /disposed/ });
+  const other = disposedMeanwhile();
+  const result = async () => (other.dispose(), { shape: [] });
+  const speech = { model: other.model, task: { name: "t" }, inputs: { audio: new Uint8Array(1) }, isGiven: () => false, setValue() {}, result, call: {} };
+  await assert.rejects(transcribe(speech), { kind: "Conflict", message: /disposed/ });
 });

@@ -78,7 +78,7 @@ export interface TextArrays {
 
 /** The parts of a run that its inputs are prepared with. */
 export interface PreparedRun {
-  readonly model: { readonly backend: ModelHost };
+  readonly model: { readonly backend: ModelHost; check(): void };
   readonly holder: string;
   readonly inputs: Inputs;
   readonly notices: string[];
@@ -250,12 +250,15 @@ export class Processors {
     const { store, computations } = run.model.backend;
     const tensorName = `${name}/${key}`;
     const { outputs } = await computations.once({ key, names: [tensorName], kind: "other", holder: run.holder }, async (): Promise<RunResult> => {
+      // The model may have been disposed while another call computed this.
+      run.model.check();
       const start = performance.now();
       const { data, shape } = takeArray(medium === "image" ? this.#pixels(input as Pixels | Encoded) : this.#features(input as Samples | Encoded));
       const output = { name: tensorName, provenance: hashes.provenance(key, 0), cached: true };
       return publishArray(store, run.holder, output, { data, shape, dtype: "float32" }, performance.now() - start);
     });
     for (const tensor of outputs) run.setValue(name, tensor);
+    run.model.check();
     if (medium === "audio") this.#noteSound(input as Samples | Encoded, run);
   }
 

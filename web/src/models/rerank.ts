@@ -36,6 +36,8 @@ export async function rerank(run: Run, head: string | undefined): Promise<{ answ
 /** The number that the head gives. */
 async function ofHead(run: Run, reader: AnswerReader, pair: TextArrays, head: string | undefined): Promise<number> {
   const { name, shape, values } = await run.lastOutput(pair, head);
+  // The model may have been disposed while numbers were read.
+  run.model.check();
   const output = new NamedNumbers(name, Uint32Array.from(shape), values);
   try {
     return reader.pairLogit(run.task.name, output);
@@ -56,7 +58,8 @@ async function ofLogits(run: Run, def: StageDef, stage: ModelStage, pair: TextAr
     const [logits] = await stage.runAlone(inputs, [LOGITS], run.holder);
     if (!logits) throw new CotensorError("Engine", `${model.name}: ${def.role} gave no ${LOGITS}`);
     try {
-      return Float32Array.of(model.processors.pairs.logit(await lastRow(run, logits)));
+      const row = await lastRow(run, logits);
+      return Float32Array.of(model.processors.pairs.logit(row));
     } finally {
       logits.dispose();
     }
