@@ -62,6 +62,12 @@ test("the number of rows of logits has the rank that the graph declares", async 
   for (const [declared, shape] of [[[], []], [[1], [1]], [["rows"], [1]]]) assert.deepEqual(await given(declared), { data: BigInt64Array.of(1n), shape, dtype: "int64" });
 });
 
+test("half of a surrogate pair is one character for a reranker, too", async () => {
+  const [half, read] = ["gulls \ud83d", "gulls \ufffd"];
+  const { outputs: [{ values }] } = await model("relatives/roberta").process({ text: half, texts: [half, read] });
+  assert.equal(values[0], values[1]);
+});
+
 test("a task of scores without a text or texts, and a model that gives no score, are refused", async () => {
   const both = { text: "Gulls.", texts: ["Gulls."] };
   assert.match(await refusal(model("relatives/roberta", { task: "rerank" }).process({ text: "Gulls." })), /^Invalid .*texts: rerank needs texts/);

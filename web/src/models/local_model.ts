@@ -13,7 +13,7 @@ import { unlessAborted } from "./abort.js";
 import { HeldTensors, type CallOptions, type FamilyModel, type ModelOptions, type SharedTensors } from "./model.js";
 import { rerank } from "./rerank.js";
 import { Result } from "./result.js";
-import { Run } from "./run.js";
+import { Run, wellFormed } from "./run.js";
 import { identifyLanguage, transcribe } from "./speech.js";
 
 /** A backend that opens models, and shares each between its users. */
@@ -168,7 +168,7 @@ export class LocalModel implements FamilyModel {
     }
     if (isScored && tensors.length > 0) throw new CotensorError("Invalid", `tensors: ${task.name} of ${this.modelId} reads pairs of texts, which no other encoder has`);
     const { modelId, task: _, variant, useOptimizedOps, sharedTensorConfig, ...options } = this.options;
-    loaded.checkOptions(userOf(modelId, task, options, isScored ? inputs.texts : []));
+    loaded.checkOptions(userOf(modelId, task, options, isScored ? inputs.texts?.map(wellFormed) : []));
     if (call.onText && task.answer !== "text" && task.answer !== "transcript") throw new CotensorError("Invalid", `onText: ${task.name} of ${this.modelId} decodes no text`);
     const run = new Run(loaded, this.#holder, withTexts(inputs, task, loaded), task, given, options, call);
     try {

@@ -332,7 +332,7 @@ function taken(numbers: NamedNumbers): Output {
 }
 
 /** A text as Rust reads it: half of a surrogate pair is no character. */
-function wellFormed(text: string): string {
+export function wellFormed(text: string): string {
   return text.replace(/\p{Surrogate}/gu, "\ufffd");
 }
 
