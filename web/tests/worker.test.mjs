@@ -6,6 +6,7 @@ import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { connectShared, CotensorError, CpuMemory, serve, Store, tensorAnswer, Transfer, VERSION } from "cotensor";
 import { RealmLocks } from "../dist/locks.js";
+import { Session } from "../dist/worker/session.js";
 
 let hubs = 0;
 
@@ -200,6 +201,17 @@ test("an object that is made for a client that ended is disposed", async () => {
   assert.equal((await call).kind, "Unreachable");
   finish();
   await ended;
+});
+
+test("a call that its client cancels before it runs does not run", async () => {
+  const session = new Session("tab");
+  const aborted = (call) => session.cancellable(call, async ({ aborted }) => aborted).catch(({ name }) => name);
+  session.cancel(1);
+  session.cancel("none");
+  assert.deepEqual([await aborted(1), await aborted(2), await aborted(undefined)], ["AbortError", false, false]);
+  // Numbers of calls that ended are forgotten, the oldest first.
+  for (let call = 3; call < 3 + 1025; call += 1) session.cancel(call);
+  assert.deepEqual([await aborted(3), await aborted(4), await aborted(3 + 1024)], [false, "AbortError", "AbortError"]);
 });
 
 test("outstanding calls and messages are bounded", async () => {

@@ -1,4 +1,5 @@
 import { CotensorError } from "../errors.js";
+import { OUTSTANDING_MAX } from "./messages.js";
 
 /** Something that ends with its session: a lease, a reservation, a model. */
 export interface Owned {
@@ -14,6 +15,8 @@ export class Session {
   readonly #abort = new AbortController();
   /** Calls that the client may cancel, by the client's numbers. */
   readonly #calls = new Map<unknown, AbortController>();
+  /** Numbers that the client cancelled while their calls did not run yet, or no more. Clients never use a number again. */
+  readonly #cancelled = new Set<unknown>();
   #next = 1;
 
   constructor(
@@ -70,7 +73,9 @@ export class Session {
     this.#calls.set(call, abort);
     this.signal.addEventListener("abort", end);
     if (this.signal.aborted) end();
+    if (this.#cancelled.delete(call)) abort.abort();
     try {
+      abort.signal.throwIfAborted();
       return await work(abort.signal);
     } finally {
       this.signal.removeEventListener("abort", end);
@@ -78,9 +83,15 @@ export class Session {
     }
   }
 
-  /** Cancels a call. Nothing happens once it has ended. */
+  /** Cancels a call, also one that the client made but that does not run yet. Nothing happens once it has ended. */
   cancel(call: unknown): void {
-    this.#calls.get(call)?.abort();
+    const running = this.#calls.get(call);
+    if (running) return running.abort();
+    if (!Number.isSafeInteger(call)) return;
+    this.#cancelled.add(call);
+    // At most so many calls wait to run. The oldest number is that of a call that has ended.
+    const [oldest] = this.#cancelled;
+    if (this.#cancelled.size > OUTSTANDING_MAX) this.#cancelled.delete(oldest);
   }
 
   /** Disposes all objects, the newest first: models use tensors that are older. A second call does nothing. */
