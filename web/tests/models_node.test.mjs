@@ -43,6 +43,7 @@ test("texts without an image, tokens without a text, and budgets of missing devi
   assert.match(await refusal(model.process({ text, samplingrate: 8000 })), /^Invalid samplingrate: an unknown input; text, .* samplingRate are read/);
   assert.match(await refusal(model.process({ input_ids: [1, 2] })), /^Invalid text: a text is required, or tokens/);
   assert.match(await refusal(bert(backend, { promptName: "question" }).process({ text })), /^Invalid prompt_name: the model has no prompt "question"/);
+  assert.equal((await model.process({ text, image: undefined, caption: undefined })).task, "sentence-embedding");
   assert.match(await refusal(bert(backend, { encoder: { model: "m" } }).process({ text })), /^Invalid encoder: pages do not read/);
   assert.match(await refusal(bert(backend, { seed: 5n }).process({ text })), /^Invalid seed: /);
   assert.deepEqual(backend.getStats().devices.map(({ device, max_memory_bytes }) => [device, max_memory_bytes]), [["cpu", 2 ** 26]]);
@@ -51,6 +52,28 @@ test("texts without an image, tokens without a text, and budgets of missing devi
 });
 
 test("a pointer of Git LFS or a page in place of a graph is named", async () => {
+test("a file that is too large is refused before it is read", async () => {
+  class Large extends Blob {
+    get size() {
+      return 2 ** 28 + 1;
+    }
+    arrayBuffer() {
+      assert.fail("it is read");
+    }
+  }
+  const backend = await open();
+  const model = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+  assert.match(await refusal(model.process({ image: new Large() })), /^Invalid image: a file of 268435457 bytes; at most 268435456 are read/);
+  const answer = globalThis.fetch;
+  globalThis.fetch = (url, init) => (String(url).endsWith("/large.png") ? Promise.resolve(new Response("", { headers: { "content-length": 2 ** 28 + 1 } })) : answer(url, init));
+  try {
+    assert.match(await refusal(model.process({ image: `${server.url}large.png` })), /^Refused .*large.png: 268435457 bytes/);
+  } finally {
+    globalThis.fetch = answer;
+  }
+  await backend.dispose();
+});
+
   const contents = {
     lfs: "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n",
     page: "\n<!DOCTYPE html><title>Login</title>",

@@ -43,7 +43,7 @@ export type ModelInput =
   | readonly string[]
   | {
       readonly text?: string | Tokens;
-      /** Texts that are compared with the image, or with the sound; without one, texts to embed. */
+      /** Texts that are compared with the image, or with the sound, or scored beside `text`; alone, texts to embed. */
       readonly texts?: readonly string[];
       readonly image?: FileInput | Picture;
       /** Pixels with `width` and `height`. */
@@ -76,8 +76,8 @@ const TOKEN_FIELDS = ["input_ids", "attention_mask", "token_type_ids"] as const;
 const DEFAULT_SAMPLING_RATE = 16_000;
 const IMAGE_SIDE_MAX = 1 << 14;
 const TEXTS_MAX = 10_000;
-/** The most bytes of an image file or a sound file at an address. */
-const FILE_BYTES_MAX = 2 ** 30;
+/** The most bytes of a file. An image is in the module's memory while it is decoded; a sound is read in parts. */
+const FILE_BYTES_MAX = { image: 2 ** 28, audio: 2 ** 30 } as const;
 
 /** The kinds of inputs that are there. Texts to compare with count as text. */
 export function mediaOf(inputs: Inputs): Medium[] {
@@ -91,7 +91,8 @@ export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (typeof input !== "object" || input === null) throw invalid("input", "a text, tokens, or an object with text, image or audio is required");
   if ("input_ids" in input) return textOf(input);
   const { text, texts, image, imageData, audio, ...rest } = input as Exclude<ModelInput, string | Tokens | readonly string[]>;
-  const unknown = Object.keys(rest).find((name) => !FIELDS.includes(name));
+  // A key without a value is no input.
+  const unknown = Object.entries(rest).find(([name, value]) => value !== undefined && !FIELDS.includes(name))?.[0];
   if (unknown !== undefined) throw invalid(unknown, `an unknown input; text, texts, image, imageData, audio, ${FIELDS.join(", ")} are read`);
   const read: { -readonly [Key in keyof Inputs]: Inputs[Key] } = {};
   if (text !== undefined) Object.assign(read, textOf(text));
@@ -211,7 +212,8 @@ function mixed(audio: AudioBuffer): Samples {
   return { samples, samplingRate: audio.sampleRate };
 }
 
-async function file(data: FileInput, field: string): Promise<Encoded> {
+async function file(data: FileInput, field: keyof typeof FILE_BYTES_MAX): Promise<Encoded> {
+  checkSize(data, field);
   if (data instanceof Uint8Array) return data.slice();
   if (data instanceof ArrayBuffer) return new Uint8Array(data.slice(0));
   if (data instanceof Blob) return new Uint8Array(await data.arrayBuffer());
@@ -219,8 +221,14 @@ async function file(data: FileInput, field: string): Promise<Encoded> {
   throw invalid(field, "a Blob, an ArrayBuffer, an address, or one of the forms in the documentation is required");
 }
 
+/** Refuses a file that is too large before it is copied. */
+function checkSize(data: FileInput, field: keyof typeof FILE_BYTES_MAX): void {
+  const bytes = data instanceof Blob ? data.size : data instanceof Uint8Array || data instanceof ArrayBuffer ? data.byteLength : 0;
+  if (bytes > FILE_BYTES_MAX[field]) throw invalid(field, `a file of ${bytes} bytes; at most ${FILE_BYTES_MAX[field]} are read`);
+}
+
 /** The bytes of a file at an address. */
-async function fileAt(address: string | URL, field: string): Promise<Encoded> {
+async function fileAt(address: string | URL, field: keyof typeof FILE_BYTES_MAX): Promise<Encoded> {
   let url;
   try {
     url = new URL(address, baseAddress()).href;
@@ -229,7 +237,7 @@ async function fileAt(address: string | URL, field: string): Promise<Encoded> {
   }
   const response = await send(url, {});
   checkAnswer(url, response);
-  const limits = { maxBytes: FILE_BYTES_MAX, size: undefined, signal: undefined, cache: "default", retries: 3 } as const;
+  const limits = { maxBytes: FILE_BYTES_MAX[field], size: undefined, signal: undefined, cache: "default", retries: 3 } as const;
   return bytesOfAnswer(response, { ...limits, url, stallMilliseconds: STALL_MILLISECONDS, progress: undefined });
 }
 
