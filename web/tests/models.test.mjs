@@ -248,7 +248,7 @@ for (const browser of BROWSERS) {
         return found;
       });
       for (const name of ["threshold", "head", "chat"]) assert.match(seen[name], new RegExp(`^Invalid .*${name}`), name);
-      assert.match(seen.maxNewTokens, /^Invalid .*max_new_tokens/);
+      assert.match(seen.maxNewTokens, /^Invalid .*maxNewTokens: sentence-embedding decodes no text/);
       assert.match(seen.template, /^Invalid chat_template.jinja: chat: the model has no chat template/);
       assert.match(seen.notANumber, /^Invalid temperature: a number is required, not NaN/);
       assert.match(seen.fraction, /^Invalid maxNewTokens: an integer/);

@@ -42,7 +42,7 @@ test("texts without an image, tokens without a text, and budgets of missing devi
   assert.match(await refusal(model.process({ text: { text, input_ids: [...input_ids].reverse() } })), /^Invalid input_ids: /);
   assert.match(await refusal(model.process({ text, samplingrate: 8000 })), /^Invalid samplingrate: an unknown input; text, .* samplingRate are read/);
   assert.match(await refusal(model.process({ input_ids: [1, 2] })), /^Invalid text: a text is required, or tokens/);
-  assert.match(await refusal(bert(backend, { promptName: "question" }).process({ text })), /^Invalid prompt_name: the model has no prompt "question"/);
+  assert.match(await refusal(bert(backend, { promptName: "question" }).process({ text })), /^Invalid promptName: the model has no prompt "question"/);
   assert.equal((await model.process({ text, image: undefined, caption: undefined })).task, "sentence-embedding");
   assert.match(await refusal(bert(backend, { encoder: { model: "m" } }).process({ text })), /^Invalid encoder: pages do not read/);
   assert.match(await refusal(bert(backend, { seed: 5n }).process({ text })), /^Invalid seed: /);
@@ -51,7 +51,6 @@ test("texts without an image, tokens without a text, and budgets of missing devi
   assert.match(await refusal(open({ budgets: { gpu: 1 } }).then((each) => each.initialize())), /^Invalid budgets: no memory of the store is on gpu/);
 });
 
-test("a pointer of Git LFS or a page in place of a graph is named", async () => {
 test("a file that is too large is refused before it is read", async () => {
   class Large extends Blob {
     get size() {
@@ -74,6 +73,7 @@ test("a file that is too large is refused before it is read", async () => {
   await backend.dispose();
 });
 
+test("a pointer of Git LFS or a page in place of a graph is named", async () => {
   const contents = {
     lfs: "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n",
     page: "\n<!DOCTYPE html><title>Login</title>",

@@ -36,10 +36,10 @@ test("a prompt is before one text and before each of many", async () => {
     }
     assert.equal(seen.size, prompts.length, name);
   }
-  assert.match(await refusal(model("embedders/nomic", { promptName: "question" }).process("a text")), /^Invalid prompt_name: the model has no prompt "question"; it has: document, query/);
-  assert.match(await refusal(model("embedders/jina-v3").process("a text")), /^Invalid .*prompt_name: the model needs one of its tasks/);
-  assert.match(await refusal(model("embedders/jina-v3").process(["a text"])), /^Invalid .*prompt_name: the model needs one of its tasks/);
-  assert.match(await refusal(model("tiny/vit", { promptName: "query" }).process({ image: new Uint8Array(1) })), /^Invalid .*prompt_name: image-embedding reads no prompt/);
+  assert.match(await refusal(model("embedders/nomic", { promptName: "question" }).process("a text")), /^Invalid promptName: the model has no prompt "question"; it has: document, query/);
+  assert.match(await refusal(model("embedders/jina-v3").process("a text")), /^Invalid .*promptName: the model needs one of its tasks/);
+  assert.match(await refusal(model("embedders/jina-v3").process(["a text"])), /^Invalid .*promptName: the model needs one of its tasks/);
+  assert.match(await refusal(model("tiny/vit", { promptName: "query" }).process({ image: new Uint8Array(1) })), /^Invalid .*promptName: image-embedding reads no prompt/);
 });
 
 test("texts are scored beside a text", async () => {

@@ -40,10 +40,25 @@ pub(crate) fn parsed<T: DeserializeOwned>(text: &str, field: &str) -> cotensor_c
 pub(crate) fn user_of(text: &str) -> cotensor_core::Result<User> {
     let given: Map<String, Value> = parsed(text, "options")?;
     let named = given.iter().map(|(name, value)| (snake_case(name), value.clone())).collect();
-    read_options(&named).map_err(|error| {
-        let is_wrong = |name: &&String| error.field().is_some_and(|field| field == snake_case(name));
-        given.keys().find(is_wrong).map_or(error.clone(), |name| Error::invalid(error.message()).in_field(name))
-    })
+    read_options(&named).map_err(|error| as_given(error, text))
+}
+
+/// An error about an option, with the name that the program gave the option. `text` is that of [`user_of`].
+pub(crate) fn as_given(error: Error, text: &str) -> Error {
+    let given: Map<String, Value> = parsed(text, "options").unwrap_or_default();
+    given.keys().fold(error, |error, name| named(error, name))
+}
+
+/// An error with the option `name` of JavaScript in place of the same option of [`User`].
+pub(crate) fn named(error: Error, name: &str) -> Error {
+    // A field of a file keeps its name.
+    let field = error.field().filter(|_| error.file().is_none());
+    match field.and_then(|field| field.strip_suffix(snake_case(name).as_str())) {
+        Some(before) if before.is_empty() || before.ends_with('.') => {
+            Error::new(error.kind(), error.message()).in_field(format!("{before}{name}"))
+        }
+        _ => error,
+    }
 }
 
 fn snake_case(name: &str) -> String {

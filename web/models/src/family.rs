@@ -1,6 +1,6 @@
 //! The family of a model, and the files of its stages.
 
-use crate::errors::{Result, user_of};
+use crate::errors::{Result, as_given, user_of};
 use cotensor_core::{Error, size};
 use cotensor_graph::Port;
 use cotensor_pipeline::{
@@ -103,16 +103,17 @@ impl ModelFamily {
         serde_json::to_string(&description).unwrap_or_default()
     }
 
-    /// Refuses options that a task does not read, and values out of bounds. `user` is JSON: that of `userOf` in
+    /// Refuses options that a task does not read, and values out of bounds. `text` is JSON: that of `userOf` in
     /// `web/src/models/generation.ts`.
     ///
     /// # Errors
     /// `Invalid`; the error names the option.
     #[wasm_bindgen(js_name = checkOptions)]
-    pub fn check_options(&self, user: &str) -> Result<()> {
-        let user = user_of(user)?;
-        user.check_limits(&user.name)?;
-        Ok(user.check_task(self.family.task(&user.task)?)?)
+    pub fn check_options(&self, text: &str) -> Result<()> {
+        let user = user_of(text)?;
+        let task = self.family.task(&user.task)?;
+        let checked = user.check_limits(&user.name).and_then(|()| user.check_task(task));
+        Ok(checked.map_err(|error| as_given(error, text))?)
     }
 
     /// The output of a stage's graph that `task` reads; without a task, the result of the stage. `outputs` are the names of the

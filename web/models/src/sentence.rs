@@ -1,7 +1,7 @@
 //! Sentence embeddings.
 
 use crate::arrays::ArrayHandle;
-use crate::errors::Result;
+use crate::errors::{Result, named};
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use cotensor_core::Error;
@@ -10,6 +10,9 @@ use cotensor_pipeline::task_value;
 use cotensor_preprocess::SentenceProcessor;
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
+
+/// The option that names a prompt.
+const PROMPT_NAME: &str = "promptName";
 
 /// From hidden states to a sentence embedding, as the files of sentence-transformers configure it.
 #[wasm_bindgen]
@@ -44,7 +47,7 @@ impl SentencePooling {
     /// `Invalid` for an unknown name; the message lists the names. `Unsupported` for texts that are tokenized in another way.
     pub fn prompt(&self, name: Option<String>) -> Result<String> {
         self.0.check_input()?;
-        Ok(self.0.prompt(name.as_deref())?.to_owned())
+        Ok(self.0.prompt(name.as_deref()).map_err(|error| named(error, PROMPT_NAME))?.to_owned())
     }
 
     /// The number of the task that the prompt of this name, or the default prompt, belongs to; nothing if the graph does not read it
@@ -53,7 +56,7 @@ impl SentencePooling {
     /// # Errors
     /// `Invalid` for a name that is not a task, `Unsupported` for a model without tasks, and for a graph that does not read the task.
     pub fn task(&self, name: Option<String>, is_read: bool) -> Result<Option<u32>> {
-        let number = self.0.task(name.as_deref(), is_read)?;
+        let number = self.0.task(name.as_deref(), is_read).map_err(|error| named(error, PROMPT_NAME))?;
         Ok(number.and_then(|number| u32::try_from(number).ok()))
     }
 

@@ -1,7 +1,7 @@
 //! The choice of tokens, one after the other.
 
 use crate::decoder::{Decoder, PageDecoder};
-use crate::errors::{Result, user_of};
+use crate::errors::{Result, as_given, user_of};
 use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::task::{Page, Task};
@@ -150,9 +150,10 @@ impl Generation {
         user: &str,
         timestamps: bool,
     ) -> Result<Decoding> {
-        let user = user_of(user)?;
+        let options = user_of(user)?;
         let config = if timestamps { self.timed()? } else { &self.config };
-        let rules = cotensor_pipeline::Decoding::new(&user, config, &self.family.config(), prompt.len())?;
+        let rules = cotensor_pipeline::Decoding::new(&options, config, &self.family.config(), prompt.len());
+        let rules = rules.map_err(|error| as_given(error, user))?;
         let prompt: Vec<i64> = prompt.iter().map(|&token| token.into()).collect();
         check_vocabulary(&self.family.config(), prompt.iter().copied())?;
         let before = if continues { prompt.as_slice() } else { &[] };
