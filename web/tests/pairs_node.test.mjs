@@ -82,7 +82,7 @@ test("a task of scores without a text or texts, and a model that gives no score,
   assert.match(await refusal(model("relatives/roberta", { task: "rerank" }).processWithSharedEmbedding(both, tensor)), /^Invalid tensors: rerank .* reads pairs of texts/);
 });
 
-test("a sound that is longer than the window of CLAP says so to the graph, and a short one of Wav2Vec2 is refused", async () => {
+test("CLAP reads samples as it reads their file, and a short sound of Wav2Vec2 is refused", async () => {
   const sound = new Uint8Array(await readFile(new URL("../../fixtures/media/speech.wav", import.meta.url)));
   const samples = Float32Array.from(new Int16Array(sound.slice(44).buffer), (sample) => sample / 32768);
   const clap = model("sounds/clap", { task: "audio-embedding" });
@@ -90,4 +90,19 @@ test("a sound that is longer than the window of CLAP says so to the graph, and a
   assert.deepEqual(await embed({ audio: samples, samplingRate: 8000 }), await embed({ audio: sound }));
   const error = await refusal(model("sounds/wav2vec2-ctc").process({ audio: samples.slice(0, 100), samplingRate: 8000 }));
   assert.match(error, /^Invalid .*the sound is too short: 100 samples/);
+});
+
+test("a graph is told whether a sound is longer than the window of CLAP", async () => {
+  const clap = await backend.openModel("sounds/clap", { modelId: "sounds/clap" });
+  const longer = async (count) => {
+    const values = {};
+    const inputs = { audio: { samples: new Float32Array(count).fill(0.1), samplingRate: 8000 } };
+    await clap.prepare("audio", { model: clap, holder: "test", inputs, notices: [], setValue: (source, value) => (values[source] = value) });
+    values["audio.features"].dispose();
+    const { data, shape, dtype } = values["audio.longer"];
+    assert.deepEqual([[...shape], dtype], [[1, 1], "bool"]);
+    return data[0];
+  };
+  assert.deepEqual([await longer(8000), await longer(8400)], [0, 1]);
+  await backend.releaseModel(clap);
 });
