@@ -75,7 +75,8 @@ pub trait Memory: Send + Sync {
     /// As [`reserve`](Memory::reserve), for code that keeps the address of the bytes and may write there later, such as
     /// an array of another language. After [`freeze`](SegmentMut::freeze), writes at that address stay private to
     /// the writer: the segment then has its bytes at a second address. The first address stays mapped while the
-    /// segment or a handle of [`pin_address`](SegmentMut::pin_address) exists.
+    /// segment or a handle of [`pin_address`](SegmentMut::pin_address) exists. Memory of a device has one address, at which
+    /// writes fail after [`freeze`](SegmentMut::freeze).
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that cannot be mapped twice; else as
@@ -154,6 +155,11 @@ pub trait SegmentMut: Send + Sync {
             }
             None => Err(Error::unsupported("the host cannot write this segment's memory")),
         }
+    }
+
+    /// The concrete type of the segment, for the crate that made it.
+    fn as_any_mut(&mut self) -> Option<&mut dyn Any> {
+        None
     }
 
     /// A handle that keeps the address of the bytes mapped, also after the segment is dropped or published. `None`

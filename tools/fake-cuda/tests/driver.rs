@@ -314,3 +314,29 @@ fn machine_without_devices_says_so() {
     assert_eq!(call!(cuda, "cuGetErrorName", 4711 => u32, &raw mut text => *mut *const std::ffi::c_char), 1);
     assert!(text.is_null());
 }
+
+#[test]
+fn copies_on_the_device_run_late_and_addresses_have_a_device() {
+    let cuda = start();
+    let (mut context, mut stream, mut ordinal) = (0, 0, -1);
+    assert_eq!(call!(cuda, "cuDevicePrimaryCtxRetain", &raw mut context => *mut u64, 0 => i32), 0);
+    assert_eq!(call!(cuda, "cuCtxPushCurrent_v2", context => u64), 0);
+    assert_eq!(call!(cuda, "cuStreamCreate", &raw mut stream => *mut u64, 0 => u32), 0);
+    assert!(stream > 2, "smaller numbers have other meanings");
+    let bytes = 2 * MIB;
+    let (source, target) = (cuda.create(bytes).unwrap(), cuda.create(bytes).unwrap());
+    let (source, target) = (cuda.map(source, bytes, READ_WRITE).unwrap(), cuda.map(target, bytes, READ_WRITE).unwrap());
+    let attribute = |address: u64, ordinal: &mut i32| call!(cuda, "cuPointerGetAttribute", std::ptr::from_mut(ordinal) => *mut i32, 9 => i32, address => u64);
+    assert_eq!((attribute(target + 5, &mut ordinal), ordinal), (0, 0));
+    assert_ne!(attribute(1, &mut ordinal), 0);
+    let copy = |to: u64, from: u64, bytes: usize| call!(cuda, "cuMemcpyDtoDAsync_v2", to => u64, from => u64, bytes => usize, stream => u64);
+    assert_eq!(copy(target, source, bytes + 1), 1, "beyond the end");
+    assert_eq!(call!(cuda, "cuMemsetD8Async", source => u64, 7 => u8, bytes => usize, stream => u64), 0);
+    assert_eq!(copy(target, source + 1, bytes - 1), 0);
+    let mut last = [0; 2];
+    let read = |at: u64, into: &mut [u8]| call!(cuda, "cuMemcpyDtoHAsync_v2", into.as_mut_ptr().cast() => *mut c_void, at => u64, into.len() => usize, stream => u64);
+    assert_eq!(read(target + bytes as u64 - 3, &mut last), 0);
+    assert_eq!(last, [0; 2], "nothing has run yet");
+    assert_eq!(call!(cuda, "cuStreamSynchronize", stream => u64), 0);
+    assert_eq!(last, [7; 2]);
+}

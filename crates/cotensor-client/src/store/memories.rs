@@ -2,7 +2,7 @@
 
 use cotensor_core::{Device, Error, ErrorKind, Memory, Result, Segment};
 use cotensor_memory::process::duplicate_fd;
-use cotensor_memory::{CudaDriver, CudaMemory, MemfdPool};
+use cotensor_memory::{CudaMemory, MemfdPool};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -35,7 +35,7 @@ impl Memories {
         }
         let mut known: Vec<&Device> = self.given.keys().collect();
         if matches!(device, Device::Cuda(_)) {
-            let found = self.cuda(|| CudaMemory::all(&CudaDriver::open()?)).map_err(|error| {
+            let found = self.cuda(installed).map_err(|error| {
                 // The kind of a tensor that is missing is not that of a driver which is.
                 let kind = if error.kind() == ErrorKind::NotFound { ErrorKind::Unsupported } else { error.kind() };
                 Error::new(kind, format!("this client has no memory on {device}: {error}"))
@@ -60,6 +60,10 @@ impl Memories {
 
 fn by_device(memories: impl IntoIterator<Item = Arc<dyn Memory>>) -> BTreeMap<Device, Arc<dyn Memory>> {
     memories.into_iter().map(|memory| (memory.device(), memory)).collect()
+}
+
+fn installed() -> Result<Vec<Arc<dyn Memory>>> {
+    Ok(CudaMemory::installed()?.iter().map(|memory| Arc::new(memory.clone()) as Arc<dyn Memory>).collect())
 }
 
 /// A duplicate of a segment's descriptor, to send.

@@ -2,4 +2,4 @@
 
 mod cuda;
 
-pub use cuda::{CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE};
+pub use cuda::{CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE};

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod cuda;
+mod cuda_arrays;
 mod processes;
 mod sandbox;

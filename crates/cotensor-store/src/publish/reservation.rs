@@ -3,7 +3,7 @@
 use crate::backend::{StoreBackend, UnpublishedTensor};
 use crate::types::member_layout;
 use crate::{CopyReason, Lease, Members, Retention};
-use cotensor_core::{Device, Error, Layout, Result};
+use cotensor_core::{Device, Error, Layout, Result, SegmentMut};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -75,6 +75,22 @@ impl Reservation {
     pub fn write(&mut self, bytes: &[u8], reason: CopyReason) -> Result<()> {
         self.tensor.segment.write_at(self.tensor.layout.offset_bytes(), bytes)?;
         self.backend.count_copy(&self.tensor.spec.name, reason, bytes.len());
+        Ok(())
+    }
+
+    /// Lets `write` write the tensor, whose first byte is at the given offset in the segment, and counts a copy of `bytes` bytes under
+    /// `reason`.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub fn write_by(
+        &mut self,
+        bytes: usize,
+        reason: CopyReason,
+        write: impl FnOnce(&mut dyn SegmentMut, usize) -> Result<()>,
+    ) -> Result<()> {
+        write(&mut *self.tensor.segment, self.tensor.layout.offset_bytes())?;
+        self.record_copy(reason, bytes);
         Ok(())
     }
 

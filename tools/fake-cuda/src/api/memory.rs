@@ -180,6 +180,21 @@ unsafe extern "C" fn cuMemSetAccess(
     })
 }
 
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+const DEVICE_ORDINAL: c_int = 9;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: c_ulonglong) -> u32 {
+    enter("cuPointerGetAttribute", |process| {
+        if attribute != DEVICE_ORDINAL {
+            return Err(NOT_SUPPORTED);
+        }
+        let device = process.addresses.device(address).ok_or(INVALID_VALUE)?;
+        // SAFETY: the caller promises it (see the module `api`).
+        unsafe { put(value.cast(), process.ordinal(device)?) }
+    })
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
     enter("cuMemGetInfo_v2", |process| {

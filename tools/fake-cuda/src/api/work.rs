@@ -101,6 +101,12 @@ extern "C" fn cuMemcpyHtoDAsync_v2(address: c_ulonglong, source: *const c_void, 
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoDAsync_v2(address: c_ulonglong, source: c_ulonglong, bytes: usize, stream: u64) -> u32 {
+    let work = Work::Copy { address, source, bytes: bytes as u64 };
+    enter("cuMemcpyDtoDAsync_v2", |process| process.submit(stream, work))
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, address: c_ulonglong, bytes: usize, stream: u64) -> u32 {
     let work = Work::Read { address, target: target as usize, bytes: bytes as u64 };
     enter("cuMemcpyDtoHAsync_v2", |process| process.submit(stream, work))

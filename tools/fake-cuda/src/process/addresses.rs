@@ -95,6 +95,13 @@ impl Addresses {
         Ok(())
     }
 
+    /// The machine's index of the device whose memory is at an address.
+    pub(crate) fn device(&self, address: u64) -> Option<u32> {
+        let (start, range) = self.ranges.range(..=address).next_back()?;
+        let mapping = range.mapping.as_ref().filter(|_| address - start < range.bytes)?;
+        Some(mapping.allocation.device)
+    }
+
     /// The memory at an address with `bytes` behind it, and the offset there, if a device has at least the access.
     pub(super) fn memory(&self, address: u64, bytes: u64, device: u32, least: Access) -> Option<(&Allocation, u64)> {
         let (start, range) = self.ranges.range(..=address).next_back()?;

@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The driver; none before `cuInit`.
 static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
 
+/// The last number that is no handle. Programs have other meanings for small numbers of streams.
+const LAST_RESERVED: u64 = 0xffff;
+
 /// What the driver of a process knows.
 pub(crate) struct Process {
     pub(crate) machine: Machine,
@@ -62,7 +65,7 @@ pub(crate) fn initialize() -> Outcome {
         streams: Streams::default(),
         captures: Captures::default(),
         lost: None,
-        last: 0,
+        last: LAST_RESERVED,
     });
     Ok(())
 }

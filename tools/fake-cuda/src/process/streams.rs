@@ -2,6 +2,7 @@
 
 use super::addresses::{Access, Addresses};
 use crate::codes::{ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, Outcome, UNKNOWN};
+use crate::machine::Allocation;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
@@ -9,8 +10,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-/// The most bytes that a fill writes at once.
-const FILL_BYTES: u64 = 1 << 20;
+/// The most bytes that a fill or a copy writes at once.
+const PART_BYTES: u64 = 1 << 20;
 
 struct Stream {
     /// The device, by its number in this process.
@@ -27,6 +28,8 @@ pub(crate) enum Work {
     Write { address: u64, source: usize, bytes: u64 },
     /// Copies to the host.
     Read { address: u64, target: usize, bytes: u64 },
+    /// Copies on the device.
+    Copy { address: u64, source: u64, bytes: u64 },
     /// Sets each byte.
     Fill { address: u64, value: u8, bytes: u64 },
 }
@@ -35,10 +38,20 @@ impl Work {
     /// The device memory that it needs, and for what.
     fn needs(self) -> (u64, u64, Access) {
         match self {
-            Self::Write { address, bytes, .. } | Self::Fill { address, bytes, .. } => {
-                (address, bytes, Access::ReadWrite)
-            }
+            Self::Write { address, bytes, .. }
+            | Self::Copy { address, bytes, .. }
+            | Self::Fill { address, bytes, .. } => (address, bytes, Access::ReadWrite),
             Self::Read { address, bytes, .. } => (address, bytes, Access::Read),
+        }
+    }
+
+    /// The device memory and the offset of the source of a copy on the device; that of [`needs`](Self::needs) for other work.
+    fn source(self, device: u32, addresses: &Addresses) -> Option<(&Allocation, u64)> {
+        match self {
+            Self::Copy { source, bytes, .. } => addresses.memory(source, bytes, device, Access::Read),
+            Self::Write { address, bytes, .. }
+            | Self::Fill { address, bytes, .. }
+            | Self::Read { address, bytes, .. } => addresses.memory(address, bytes, device, Access::Read),
         }
     }
 }
@@ -77,6 +90,7 @@ impl Streams {
         let stream = stream.ok_or(INVALID_HANDLE)?;
         let (address, bytes, access) = work.needs();
         addresses.memory(address, bytes, stream.device, access).ok_or(INVALID_VALUE)?;
+        work.source(stream.device, addresses).ok_or(INVALID_VALUE)?;
         stream.queue.push_back(work);
         Ok(())
     }
@@ -91,6 +105,7 @@ impl Streams {
 fn run(device: u32, work: Work, addresses: &Addresses) -> Outcome {
     let (address, bytes, access) = work.needs();
     let (memory, offset) = addresses.memory(address, bytes, device, access).ok_or(ILLEGAL_ADDRESS)?;
+    let (source, source_offset) = work.source(device, addresses).ok_or(ILLEGAL_ADDRESS)?;
     let done = match work {
         Work::Write { source, bytes, .. } => {
             // SAFETY: the caller of the copy promises that these bytes exist until the work has run.
@@ -103,12 +118,17 @@ fn run(device: u32, work: Work, addresses: &Addresses) -> Outcome {
             let target = unsafe { from_raw_parts_mut(target as *mut u8, bytes as usize) };
             memory.file.read_exact_at(target, offset)
         }
+        Work::Copy { bytes, .. } => (0..bytes).step_by(PART_BYTES as usize).try_for_each(|start| {
+            let mut part = vec![0; (bytes - start).min(PART_BYTES) as usize];
+            source.file.read_exact_at(&mut part, source_offset + start)?;
+            memory.file.write_all_at(&part, offset + start)
+        }),
         // Where the file system has holes, they take less time than writing zeros.
         Work::Fill { value: 0, bytes, .. } if clear(&memory.file, offset, bytes).is_ok() => Ok(()),
         Work::Fill { value, bytes, .. } => {
-            let part = vec![value; bytes.min(FILL_BYTES) as usize];
-            let mut parts = (0..bytes).step_by(FILL_BYTES as usize);
-            let len = |start: u64| (bytes - start).min(FILL_BYTES) as usize;
+            let part = vec![value; bytes.min(PART_BYTES) as usize];
+            let mut parts = (0..bytes).step_by(PART_BYTES as usize);
+            let len = |start: u64| (bytes - start).min(PART_BYTES) as usize;
             parts.try_for_each(|start| memory.file.write_all_at(&part[..len(start)], offset + start))
         }
     };

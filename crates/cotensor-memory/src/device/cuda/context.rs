@@ -54,11 +54,50 @@ impl Context {
 
     /// Copies bytes of a mapping from the byte `offset` on, and waits. The caller has checked the range.
     pub(super) fn read(&self, mapping: &Mapping, offset: usize, target: &mut [u8]) -> Result<()> {
-        let (address, len, pointer) = (mapping.address() + offset as u64, target.len(), target.as_mut_ptr().cast());
+        // SAFETY: the mapping is borrowed, and the caller has checked the range.
+        unsafe { self.read_address(mapping.address() + offset as u64, target) }
+    }
+
+    /// Copies the bytes at an address of the device, and waits.
+    ///
+    /// # Safety
+    /// The device can read as many bytes there as `target` has, until the call returns.
+    pub(super) unsafe fn read_address(&self, address: u64, target: &mut [u8]) -> Result<()> {
+        let (len, pointer) = (target.len(), target.as_mut_ptr().cast());
         self.finish(|driver| {
-            // SAFETY: as in `write`; nothing else uses `target` meanwhile.
+            // SAFETY: the caller's promise. `finish` waits for the copy, and nothing else uses `target` meanwhile.
             let code = unsafe { (driver.functions.copy_to_host)(pointer, address, len, self.stream) };
             driver.check(format_args!("copying {len} bytes from the device"), code)
+        })
+    }
+
+    /// Copies `len` bytes from one address of the device to another one, and waits.
+    ///
+    /// # Safety
+    /// The device can read them at `source` and write them at `target`, until the call returns.
+    pub(super) unsafe fn copy(&self, target: u64, source: u64, len: usize) -> Result<()> {
+        self.finish(|driver| {
+            // SAFETY: the caller's promise; `finish` waits for the copy.
+            let code = unsafe { (driver.functions.copy_on_device)(target, source, len, self.stream) };
+            driver.check(format_args!("copying {len} bytes on the device"), code)
+        })
+    }
+
+    /// The driver's handle of the stream in which bytes are copied.
+    pub(super) fn stream(&self) -> usize {
+        self.stream
+    }
+
+    /// Waits for the work of a stream of this process.
+    ///
+    /// # Safety
+    /// `stream` is a stream of this context, or a number that the driver has for a default stream.
+    pub(super) unsafe fn wait_for(&self, stream: usize) -> Result<()> {
+        let driver = &self.retained.driver;
+        self.retained.with(|| {
+            // SAFETY: the caller's promise.
+            let code = unsafe { (driver.functions.synchronize_stream)(stream) };
+            driver.check("waiting for the stream of the array", code)
         })
     }
 

@@ -36,6 +36,8 @@ const PINNED: c_int = 1;
 const ON_DEVICE: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 pub(super) const MINIMUM: c_int = 0;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`, an `int`.
+pub(super) const DEVICE_ORDINAL: c_int = 9;
 /// `CU_STREAM_NON_BLOCKING`: work on the default stream does not wait for it, nor it for that.
 pub(super) const NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: a call that does not concern a captured stream does not end the capture.
@@ -180,6 +182,8 @@ functions! {
     fill "cuMemsetD8Async" "hipMemsetD8Async" (c_ulonglong, u8, usize, usize);
     copy_to_device "cuMemcpyHtoDAsync_v2" "hipMemcpyHtoDAsync" (c_ulonglong, *const c_void, usize, usize);
     copy_to_host "cuMemcpyDtoHAsync_v2" "hipMemcpyDtoHAsync" (*mut c_void, c_ulonglong, usize, usize);
+    copy_on_device "cuMemcpyDtoDAsync_v2" "hipMemcpyDtoDAsync" (c_ulonglong, c_ulonglong, usize, usize);
+    pointer_attribute "cuPointerGetAttribute" "hipPointerGetAttribute" (*mut c_void, c_int, c_ulonglong);
     create_stream "cuStreamCreate" "hipStreamCreateWithFlags" (*mut usize, c_uint);
     destroy_stream "cuStreamDestroy_v2" "hipStreamDestroy" (usize);
     synchronize_stream "cuStreamSynchronize" "hipStreamSynchronize" (usize);

@@ -50,7 +50,6 @@ impl CudaMemory {
         Ok(self.0.context()?.memory()?.0)
     }
 
-    #[cfg(test)]
     pub(super) fn opened(&self) -> &Opened {
         &self.0
     }
@@ -72,7 +71,8 @@ impl CudaMemory {
         }
         let handle = tried.map_err(explain)?;
         let mapping = Mapping::of_created(driver, *ordinal, &handle, bytes).map_err(explain)?;
-        let segment = CudaSegmentMut { mapping: Lendable::new(mapping), handle, device: Arc::clone(&self.0), len };
+        let segment =
+            CudaSegmentMut { mapping: Arc::new(Lendable::new(mapping)), handle, device: Arc::clone(&self.0), len };
         Ok((context, segment))
     }
 
@@ -116,6 +116,10 @@ impl Memory for CudaMemory {
         Ok(Box::new(segment))
     }
 
+    fn reserve_aliased(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        self.reserve(len)
+    }
+
     fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
         let (context, mut segment) = self.allocate(source.len())?;
         segment.write_at(0, source)?;
@@ -139,6 +143,6 @@ impl Memory for CudaMemory {
         let named = |error: Error| error.prefixed(self.device());
         let handle = Handle::import(driver, *ordinal, fd.as_fd()).map_err(named)?;
         let mapping = Mapping::of_imported(driver, *ordinal, &handle, bytes).map_err(named)?;
-        Ok(Arc::new(CudaSegment { mapping: Lendable::new(mapping), fd, device: Arc::clone(&self.0), len }))
+        Ok(Arc::new(CudaSegment { mapping: Arc::new(Lendable::new(mapping)), fd, device: Arc::clone(&self.0), len }))
     }
 }

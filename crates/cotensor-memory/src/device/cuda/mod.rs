@@ -13,6 +13,8 @@
 //! | `opened` | a device in use |
 //! | `segment` | `SegmentMut` and `Segment` |
 //! | `memory` | `Memory` |
+//! | `installed` | the memories that all stores of a process share |
+//! | `array` | memory of other libraries of this process |
 //!
 //! An allocation has the handle type "POSIX descriptor". Its memory exists while any process has a handle, a mapping or a descriptor
 //! of it, so producer, consumers and daemon may end in any order. Making, exporting, importing and mapping need no context (seen
@@ -24,12 +26,14 @@
 //! the types in `functions` are those of `cuda.h`; addresses come from a [`Mapping`](mapping::Mapping), which is mapped while it exists,
 //! and ranges in it are checked by its users.
 
+mod array;
 mod context;
 mod devices;
 mod driver;
 mod error;
 mod functions;
 mod handle;
+mod installed;
 mod lendable;
 mod mapping;
 mod memory;
@@ -38,6 +42,7 @@ mod segment;
 #[cfg(test)]
 mod tests;
 
+pub use array::CudaBytes;
 pub use devices::{CudaDevice, DEVICES_VARIABLE};
 pub use driver::{CudaDriver, DRIVER_VARIABLE};
 pub use memory::CudaMemory;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Memory that its producer writes.
 pub(super) struct CudaSegmentMut {
     // The order in which the fields are dropped: the mapping before the memory that it shows.
-    pub(super) mapping: Lendable,
+    pub(super) mapping: Arc<Lendable>,
     pub(super) handle: Handle,
     pub(super) device: Arc<Opened>,
     pub(super) len: usize,
@@ -43,6 +43,14 @@ impl SegmentMut for CudaSegmentMut {
         self.device.context()?.write(&self.mapping, range.start, source)
     }
 
+    fn as_any_mut(&mut self) -> Option<&mut dyn Any> {
+        Some(self)
+    }
+
+    fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(Arc::clone(&self.mapping) as Arc<dyn Any + Send + Sync>)
+    }
+
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let Self { device, handle, mapping, len } = *self;
         mapping.wait_for_users()?;
@@ -54,7 +62,7 @@ impl SegmentMut for CudaSegmentMut {
 
 /// Published memory: a read-only mapping, and the descriptor by which other processes open it. Both keep it.
 pub(super) struct CudaSegment {
-    pub(super) mapping: Lendable,
+    pub(super) mapping: Arc<Lendable>,
     pub(super) fd: OwnedFd,
     pub(super) device: Arc<Opened>,
     pub(super) len: usize,

@@ -1,0 +1,126 @@
+//! Memory of a device that another library of this process owns, such as an array of PyTorch.
+
+use super::functions::DEVICE_ORDINAL;
+use super::memory::CudaMemory;
+use super::segment::CudaSegmentMut;
+use cotensor_core::{Device, Error, Memory, Result, SegmentMut, range_within};
+
+/// The most bytes that pass through the host at once, on their way to another device.
+const HOST_BYTES: usize = 64 << 20;
+
+/// Bytes at an address of a device.
+#[derive(Debug)]
+pub struct CudaBytes {
+    memory: CudaMemory,
+    address: u64,
+    len: usize,
+}
+
+impl CudaMemory {
+    /// The device's number in this process, as other libraries of the process count.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.opened().device.ordinal
+    }
+
+    /// The driver's handle of the stream in which this process copies bytes. The owner of an array lets this stream wait for the work
+    /// that writes the array.
+    ///
+    /// # Errors
+    /// As the first copy of a process, which opens the context.
+    pub fn stream(&self) -> Result<usize> {
+        Ok(self.opened().context()?.stream())
+    }
+
+    /// Waits for the work of another stream of this process.
+    ///
+    /// # Errors
+    /// `Io` when the context is lost, or the driver does not know the stream.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the device's primary context, or a number that the driver has for a default stream.
+    pub unsafe fn wait_for(&self, stream: usize) -> Result<()> {
+        let context = self.opened().context()?;
+        // SAFETY: the caller's promise.
+        unsafe { context.wait_for(stream) }
+    }
+
+    /// Waits for all work that this process has given to the device.
+    ///
+    /// # Errors
+    /// `Io` when the context is lost.
+    pub fn wait(&self) -> Result<()> {
+        self.opened().context()?.synchronize()
+    }
+
+    /// The memory of the device, of the [installed](Self::installed) ones, that an address of this process belongs to.
+    ///
+    /// # Errors
+    /// `Invalid` for an address that the driver does not know; as [`installed`](Self::installed).
+    pub fn of_address(address: u64) -> Result<&'static Self> {
+        let (memories, mut ordinal) = (Self::installed()?, -1);
+        let unknown = || Error::invalid(format!("{address:#x} is not an address of a CUDA device"));
+        let driver = &memories.first().ok_or_else(unknown)?.opened().driver;
+        driver.check_process()?;
+        // SAFETY: `ordinal` outlives the call, which writes an `int` for this attribute. The driver only looks the address up.
+        let code = unsafe { (driver.functions.pointer_attribute)((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) };
+        driver.check("looking an address up", code).map_err(|_| unknown())?;
+        memories.iter().find(|memory| memory.opened().ordinal == ordinal).ok_or_else(unknown)
+    }
+
+    /// `len` bytes at an address of this device.
+    ///
+    /// # Safety
+    /// The device can read them while the value exists, and nothing writes them during a copy.
+    #[must_use]
+    pub unsafe fn bytes_at(&self, address: u64, len: usize) -> CudaBytes {
+        CudaBytes { memory: self.clone(), address, len }
+    }
+}
+
+impl CudaBytes {
+    /// The device that has them.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.memory.device()
+    }
+
+    /// Copies all of them to `target` from the byte `offset` on: on the device if it is the same one, else through the host. Waits for the
+    /// copy.
+    ///
+    /// # Errors
+    /// `Invalid` unless they fit, `Io` when the context is lost.
+    pub fn copy_to(&self, target: &mut dyn SegmentMut, offset: usize) -> Result<()> {
+        let range = range_within(offset, self.len, target.len())?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let own = self.memory.opened();
+        let segment = target.as_any_mut().and_then(|target| target.downcast_mut::<CudaSegmentMut>());
+        if let Some(segment) = segment.filter(|segment| segment.device.ordinal == own.ordinal) {
+            let address = segment.mapping.address() + offset as u64;
+            // SAFETY: the creator of this value promised that the source can be read; `target` is borrowed, and has these bytes.
+            return unsafe { own.context()?.copy(address, self.address, self.len) };
+        }
+        let mut host = vec![0; self.len.min(HOST_BYTES)];
+        for start in (0..self.len).step_by(HOST_BYTES) {
+            let part = &mut host[..(self.len - start).min(HOST_BYTES)];
+            self.read(start, part)?;
+            target.write_at(offset + start, part)?;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from the byte `offset` on to the host, and waits.
+    ///
+    /// # Errors
+    /// As [`copy_to`](Self::copy_to).
+    pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let range = range_within(offset, target.len(), self.len)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the creator of this value promised that these bytes can be read.
+        unsafe { self.memory.opened().context()?.read_address(self.address + range.start as u64, target) }
+    }
+}
