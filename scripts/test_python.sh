@@ -10,6 +10,9 @@ source "$venv/bin/activate"
 # The extension uses Python's stable ABI, so that the second environment installs what the first one compiled; and the workspace's features, so that
 # its dependencies are those that `make unit` compiled.
 CARGO=$PWD/scripts/workspace_cargo.sh maturin develop --quiet --manifest-path python/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}"
+# The driver of tests for tensors on devices. It is a part of the workspace that the extension was built with.
+export COTENSOR_FAKE_CUDA=${CARGO_TARGET_DIR:-$PWD/target}/debug/libcotensor_fake_cuda.so
+scripts/workspace_cargo.sh build --quiet --workspace --bins --examples --lib
 cd python
 # Idle threads of torch must not occupy a core.
 export OMP_WAIT_POLICY=passive

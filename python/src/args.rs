@@ -66,7 +66,7 @@ pub(crate) fn kept(value: &Bound<'_, PyAny>) -> PyResult<Kept> {
 
 arguments! {
     "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
-        prefix, view_name, model_type, task, text_task, user, text, dtype, engine, precision, model, policy,
+        prefix, view_name, model_type, task, text_task, user, text, dtype, device, engine, precision, model, policy,
         variant;
     "True or False": keep, from_device, sealed, enable_shared_tensors, verbose, missing_ok, existing, every, mixed_precision,
         enable_kv_cache, extended_context;

@@ -1,14 +1,16 @@
 //! A lease that Python objects hold.
 
 use crate::process::ProcessLocal;
+use crate::release::release_later;
 use cotensor::{Lease, Store};
 use std::any::Any;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// A lease and its store. Every Python object that shows the tensor holds one.
 pub(crate) struct HeldLease {
-    lease: ProcessLocal<Lease>,
-    store: ProcessLocal<Arc<dyn Store>>,
+    lease: ManuallyDrop<ProcessLocal<Lease>>,
+    store: ManuallyDrop<ProcessLocal<Arc<dyn Store>>>,
     /// Another owner with the same lifetime.
     _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -20,7 +22,8 @@ impl HeldLease {
 
     /// A lease that holds another owner, too.
     pub(crate) fn keeping(lease: Lease, store: Arc<dyn Store>, keep: Option<Arc<dyn Any + Send + Sync>>) -> Arc<Self> {
-        Arc::new(Self { lease: ProcessLocal::new(lease), store: ProcessLocal::new(store), _keep: keep })
+        let (lease, store) = (ProcessLocal::new(lease), ProcessLocal::new(store));
+        Arc::new(Self { lease: ManuallyDrop::new(lease), store: ManuallyDrop::new(store), _keep: keep })
     }
 
     pub(crate) fn lease(&self) -> &Lease {
@@ -29,6 +32,17 @@ impl HeldLease {
 
     /// The store; `None` in a forked child.
     pub(crate) fn store(&self) -> Option<&Arc<dyn Store>> {
-        self.store.is_ours().then_some(&*self.store)
+        self.store.is_ours().then_some(&**self.store)
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        let is_host = self.lease.device().is_host();
+        // SAFETY: both are taken once: dropped only here, and not used afterwards.
+        let held = unsafe { (ManuallyDrop::take(&mut self.lease), ManuallyDrop::take(&mut self.store)) };
+        if !is_host && held.0.is_ours() {
+            release_later(Box::new(held));
+        }
     }
 }

@@ -23,6 +23,7 @@ mod local_models;
 mod model_files;
 mod process;
 mod program_strategy;
+mod release;
 mod settings;
 mod sharing;
 mod store;

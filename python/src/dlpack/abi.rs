@@ -6,6 +6,8 @@ use std::ffi::{CStr, c_void};
 
 /// `kDLCPU`.
 pub(crate) const CPU: i32 = 1;
+/// `kDLCUDA`.
+pub(crate) const CUDA: i32 = 2;
 /// `__dlpack_device__` of host memory.
 pub(crate) const HOST: (i32, i32) = (CPU, 0);
 /// `kDLCUDAHost` and `kDLROCMHost`: host memory that a device can access.
@@ -26,9 +28,9 @@ pub(super) const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 /// `DLDevice`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Device {
-    pub(super) kind: i32,
-    pub(super) id: i32,
+pub(crate) struct Device {
+    pub(crate) kind: i32,
+    pub(crate) id: i32,
 }
 
 /// `DLDataType`.

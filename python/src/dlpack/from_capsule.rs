@@ -1,6 +1,6 @@
 //! Arrays of other libraries, taken from DLPack capsules.
 
-use super::abi::{DlTensor, NAME, NAME_VERSIONED, Unversioned, VERSION, Versioned, dtype_of, is_host};
+use super::abi::{CUDA, Device, DlTensor, NAME, NAME_VERSIONED, Unversioned, VERSION, Versioned, dtype_of, is_host};
 use crate::errors::OrRaise;
 use cotensor::{DType, Error};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
@@ -11,6 +11,7 @@ use pyo3::types::PyDict;
 /// An array that this module owns. Dropping it frees the array.
 pub(crate) struct Imported {
     pub(crate) address: *const u8,
+    pub(crate) device: Device,
     pub(crate) dtype: DType,
     /// In elements.
     pub(crate) shape: Vec<usize>,
@@ -54,15 +55,30 @@ impl Drop for Owner {
 /// # Errors
 /// As [`open`], and the exception of the array's library.
 pub(crate) fn take(array: &Bound<'_, PyAny>) -> PyResult<Imported> {
-    let py = array.py();
-    let newest = PyDict::new(py);
+    open(&capsule_of(array, &PyDict::new(array.py()))?)
+}
+
+/// As [`take`], of an array on a CUDA device. Its library lets `stream`, a handle of the driver, wait for the work that writes the
+/// array.
+///
+/// # Errors
+/// As [`take`]; `Unsupported` for an array that is not on a CUDA device.
+pub(crate) fn take_cuda(array: &Bound<'_, PyAny>, stream: usize) -> PyResult<Imported> {
+    let options = PyDict::new(array.py());
+    options.set_item("stream", stream)?;
+    open_on(&capsule_of(array, &options)?, |kind| kind == CUDA)
+}
+
+fn capsule_of<'py>(array: &Bound<'py, PyAny>, options: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyAny>> {
+    let newest = options.copy()?;
     newest.set_item("max_version", (VERSION.major, VERSION.minor))?;
-    let capsule = match array.call_method("__dlpack__", (), Some(&newest)) {
+    match array.call_method("__dlpack__", (), Some(&newest)) {
         // A library from before DLPack had versions.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => array.call_method0("__dlpack__")?,
-        outcome => outcome?,
-    };
-    open(&capsule)
+        Err(error) if error.is_instance_of::<PyTypeError>(array.py()) => {
+            array.call_method("__dlpack__", (), Some(options))
+        }
+        outcome => outcome,
+    }
 }
 
 /// Takes ownership of the array in a capsule.
@@ -71,13 +87,19 @@ pub(crate) fn take(array: &Bound<'_, PyAny>) -> PyResult<Imported> {
 /// `BufferError` for an object that is not an unused capsule, `Unsupported` for a device, a dtype or an array without
 /// memory.
 pub(crate) fn open(capsule: &Bound<'_, PyAny>) -> PyResult<Imported> {
+    open_on(capsule, is_host)
+}
+
+fn open_on(capsule: &Bound<'_, PyAny>, is_wanted: impl FnOnce(i32) -> bool) -> PyResult<Imported> {
     let py = capsule.py();
     let (owner, tensor) = own(capsule)?;
     // SAFETY: valid until the owner is dropped.
     let tensor = unsafe { &*tensor };
-    if !is_host(tensor.device.kind) {
-        return Err(Error::unsupported("the array is on a device")).or_raise(py);
+    if !is_wanted(tensor.device.kind) {
+        let (kind, id) = (tensor.device.kind, tensor.device.id);
+        return Err(Error::unsupported(format!("the capsule is of device {id} of DLPack kind {kind}"))).or_raise(py);
     }
+    let device = tensor.device;
     let dtype = dtype_of(tensor.dtype).or_raise(py)?;
     let rank = usize::try_from(tensor.rank).map_err(|_| PyBufferError::new_err("a negative number of dimensions"))?;
     let numbers = |start: *const i64| match rank {
@@ -101,7 +123,7 @@ pub(crate) fn open(capsule: &Bound<'_, PyAny>) -> PyResult<Imported> {
             .or_raise(py);
     }
     let address = tensor.data.cast::<u8>().cast_const().wrapping_byte_add(tensor.byte_offset as usize);
-    Ok(Imported { address, dtype, shape, strides, _owner: owner })
+    Ok(Imported { address, device, dtype, shape, strides, _owner: owner })
 }
 
 fn own(capsule: &Bound<'_, PyAny>) -> PyResult<(Owner, *const DlTensor)> {

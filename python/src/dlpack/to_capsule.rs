@@ -11,11 +11,17 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// How a capsule describes its memory. Unversioned capsules cannot say either.
-#[derive(Clone, Copy, Default)]
+/// How a capsule describes its memory. Unversioned capsules have the device only.
+#[derive(Clone, Copy)]
 pub(crate) struct Flags {
     pub(crate) read_only: bool,
     pub(crate) copied: bool,
+    pub(crate) device: Device,
+}
+
+impl Flags {
+    /// Host memory that consumers may write.
+    pub(crate) const HOST: Self = Self { read_only: false, copied: false, device: Device { kind: CPU, id: 0 } };
 }
 
 /// A capsule of the newest version that the consumer accepts. It holds `keep` until the consumer frees it.
@@ -30,15 +36,21 @@ pub(crate) fn to_capsule(
 ) -> PyResult<Py<PyAny>> {
     let context = std::ptr::null_mut();
     if max_version.is_some_and(|(major, _)| major >= 1) {
+        let device = flags.device;
         let flags = if flags.read_only { READ_ONLY } else { 0 } | if flags.copied { COPIED } else { 0 };
         let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Versioned));
-        let export =
-            leak(address, layout, keep, |tensor| Versioned { version: VERSION, context, deleter, flags, tensor });
+        let export = leak(address, layout, device, keep, |tensor| Versioned {
+            version: VERSION,
+            context,
+            deleter,
+            flags,
+            tensor,
+        });
         // SAFETY: `leak` made it, and the destructor frees it unless a consumer took ownership.
         unsafe { capsule(py, export, NAME_VERSIONED, drop_versioned) }
     } else {
         let deleter = Some(delete as unsafe extern "C" fn(*mut Unversioned));
-        let export = leak(address, layout, keep, |tensor| Unversioned { tensor, context, deleter });
+        let export = leak(address, layout, flags.device, keep, |tensor| Unversioned { tensor, context, deleter });
         // SAFETY: as above.
         unsafe { capsule(py, export, NAME, drop_unversioned) }
     }
@@ -56,6 +68,7 @@ struct Export<M> {
 fn leak<M>(
     address: NonNull<u8>,
     layout: &Layout,
+    device: Device,
     keep: Arc<dyn Any + Send + Sync>,
     managed: impl FnOnce(DlTensor) -> M,
 ) -> *mut Export<M> {
@@ -63,7 +76,7 @@ fn leak<M>(
     let (mut shape, mut strides) = (signed(layout.shape()), signed(layout.strides()));
     let tensor = DlTensor {
         data: address.as_ptr().cast(),
-        device: Device { kind: CPU, id: 0 },
+        device,
         rank: shape.len() as i32,
         dtype: data_type(layout.dtype()),
         shape: shape.as_mut_ptr(),

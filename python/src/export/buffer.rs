@@ -37,17 +37,22 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Memory that consumers may write.
     pub(crate) fn writable(address: NonNull<u8>, layout: Layout, keep: KeepAlive) -> Self {
-        Self { address, layout, flags: Flags::default(), keep }
+        Self { address, layout, flags: Flags::HOST, keep }
     }
 
     /// Memory that consumers are told not to write. torch ignores this.
     pub(crate) fn read_only(address: NonNull<u8>, layout: Layout, keep: KeepAlive) -> Self {
-        Self { address, layout, flags: Flags { read_only: true, copied: false }, keep }
+        Self { address, layout, flags: Flags { read_only: true, ..Flags::HOST }, keep }
     }
 
     /// A private copy of a tensor.
     pub(crate) fn copied(address: NonNull<u8>, layout: Layout, keep: KeepAlive) -> Self {
-        Self { address, layout, flags: Flags { read_only: false, copied: true }, keep }
+        Self { address, layout, flags: Flags { copied: true, ..Flags::HOST }, keep }
+    }
+
+    /// Memory that a device addresses.
+    pub(super) fn on_device(address: NonNull<u8>, layout: Layout, keep: KeepAlive, flags: Flags) -> Self {
+        Self { address, layout, flags, keep }
     }
 
     /// The address of the first element.

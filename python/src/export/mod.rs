@@ -1,6 +1,7 @@
 //! Memory of tensors as arrays of other libraries: numpy's array interface and DLPack.
 
 pub(crate) mod buffer;
+pub(crate) mod device;
 pub(crate) mod dtype;
 pub(crate) mod numpy;
 pub(crate) mod operators;

@@ -55,8 +55,20 @@ pub(crate) fn array_interface<'py>(
     address: NonNull<u8>,
     read_only: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let interface = PyDict::new(py);
+    interface.set_item("version", 3)?;
+    interface.set_item("typestr", type_string(layout.dtype()))?;
+    interface.set_item("shape", PyTuple::new(py, layout.shape())?)?;
     let item = layout.dtype().size_bytes();
-    let code = match layout.dtype() {
+    interface.set_item("strides", PyTuple::new(py, layout.strides().iter().map(|stride| stride * item))?)?;
+    interface.set_item("data", (address.as_ptr() as usize, read_only))?;
+    Ok(interface)
+}
+
+/// The element type, as numpy's array interface writes it.
+fn type_string(dtype: DType) -> String {
+    let item = dtype.size_bytes();
+    let code = match dtype {
         DType::Bool => 'b',
         DType::U8 | DType::U16 | DType::U32 | DType::U64 => 'u',
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 'i',
@@ -66,11 +78,5 @@ pub(crate) fn array_interface<'py>(
         _ => 'f',
     };
     let order = if item == 1 { '|' } else { '<' };
-    let interface = PyDict::new(py);
-    interface.set_item("version", 3)?;
-    interface.set_item("typestr", format!("{order}{code}{item}"))?;
-    interface.set_item("shape", PyTuple::new(py, layout.shape())?)?;
-    interface.set_item("strides", PyTuple::new(py, layout.strides().iter().map(|stride| stride * item))?)?;
-    interface.set_item("data", (address.as_ptr() as usize, read_only))?;
-    Ok(interface)
+    format!("{order}{code}{item}")
 }

@@ -64,12 +64,17 @@ pub(crate) fn reflected<'py>(
 /// # Errors
 /// `TypeError` for published memory.
 fn writable<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if let Some(device) = object.getattr_opt("device")?
+        && device.extract::<String>().is_ok_and(|device| device.starts_with("cuda"))
+    {
+        return Err(read_only());
+    }
     let array = array(object)?;
     if array.getattr("flags")?.getattr("writeable")?.extract()? { Ok(array) } else { Err(read_only()) }
 }
 
 fn read_only() -> PyErr {
-    let way = "write into a copy, tensor.numpy().copy(), or publish a new version";
+    let way = "write into a copy, tensor.numpy().copy() (on a GPU, tensor.torch().clone()), or publish a new version";
     PyTypeError::new_err(format!("a published tensor is read-only: {way}"))
 }
 

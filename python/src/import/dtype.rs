@@ -19,6 +19,30 @@ pub(super) fn numpy_dtype(described: &Bound<'_, PyAny>) -> PyResult<Result<DType
     }))
 }
 
+/// The element type of a type string of array interfaces, such as `<f4`.
+///
+/// # Errors
+/// `Unsupported` for types that no tensor has.
+pub(super) fn type_string_dtype(kind: &str) -> Result<DType, Error> {
+    Ok(match kind.strip_prefix(['<', '|', '=']) {
+        Some("b1") => DType::Bool,
+        Some("u1") => DType::U8,
+        Some("i1") => DType::I8,
+        Some("u2") => DType::U16,
+        Some("i2") => DType::I16,
+        Some("f2") => DType::F16,
+        Some("u4") => DType::U32,
+        Some("i4") => DType::I32,
+        Some("f4") => DType::F32,
+        Some("u8") => DType::U64,
+        Some("i8") => DType::I64,
+        Some("f8") => DType::F64,
+        Some("c8") => DType::C64,
+        Some("c16") => DType::C128,
+        _ => return Err(Error::unsupported(format!("elements of the type {kind:?} cannot be shared"))),
+    })
+}
+
 /// The element type of an argument: a name, numpy's or torch's dtype, or a scalar type.
 pub(crate) fn dtype(described: &Bound<'_, PyAny>) -> PyResult<DType> {
     let py = described.py();

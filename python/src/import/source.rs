@@ -125,21 +125,12 @@ impl SourceArray {
         let (kind, number) = if torch.is_some() { (CPU, 0) } else { device_of(array).map_err(refused)? };
         if !is_host(kind) {
             let message = format!(
-                "the array is on device {number} of DLPack kind {kind}, and device memory is not shared yet: \
-                 copy it to the host first, or pass from_device=True"
+                "the array is on device {number} of DLPack kind {kind}, and only put() and write() take device memory, \
+                 of CUDA: copy it to the host first, or pass from_device=True"
             );
             return Err(raise(py, &Error::unsupported(message).in_field(place.to_string())));
         }
-        // A shared torch tensor has no gradient.
-        let wanted =
-            array.getattr_opt(intern!(py, "requires_grad"))?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
-        let array = if wanted { array.call_method0("detach")? } else { array.clone() };
-        // A capsule does not carry torch's bits for negative and conjugate numbers.
-        let shared = array.clone();
-        let array = match array.getattr_opt(intern!(py, "resolve_neg"))? {
-            Some(resolve) => resolve.call0()?.call_method0(intern!(py, "resolve_conj"))?,
-            None => array,
-        };
+        let (shared, array) = resolved(array)?;
         let is_writable = torch.is_some() && array.is(&shared);
         // Capsules of floats of 8 bits need a newer torch than the types themselves.
         let small = match torch {
@@ -261,6 +252,19 @@ impl SourceArray {
         self.copy_into(py, reservation, false)
     }
 
+    /// Copies the elements to memory that the host cannot address, detached from Python. The copy is counted.
+    pub(super) fn fill_device(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
+        py.detach(|| match self.contiguous() {
+            Some(bytes) => reservation.write(bytes, CopyReason::DeviceTransfer),
+            None => {
+                let mut bytes = vec![0; self.len_bytes()];
+                self.copy_to(&mut bytes);
+                reservation.write(&bytes, CopyReason::DeviceTransfer)
+            }
+        })
+        .or_raise(py)
+    }
+
     /// As [`fill`](Self::fill), for memory that this array may show.
     pub(crate) fn fill_again(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
         let overlaps = reservation.bytes().is_some_and(|target| self.overlaps(target));
@@ -288,8 +292,23 @@ impl SourceArray {
     }
 }
 
+/// An array without its gradient, and the same with the numbers that its memory has: a capsule does not carry torch's bits for negative
+/// and conjugate numbers.
+pub(super) fn resolved<'py>(array: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let py = array.py();
+    // A shared torch tensor has no gradient.
+    let wanted =
+        array.getattr_opt(intern!(py, "requires_grad"))?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
+    let shared = if wanted { array.call_method0("detach")? } else { array.clone() };
+    let array = match shared.getattr_opt(intern!(py, "resolve_neg"))? {
+        Some(resolve) => resolve.call0()?.call_method0(intern!(py, "resolve_conj"))?,
+        None => shared.clone(),
+    };
+    Ok((shared, array))
+}
+
 /// The element type, if it is a float of 8 bits of torch.
-fn small_float(dtype: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
+pub(super) fn small_float(dtype: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
     let text = dtype.str()?;
     let name = text.to_cow()?;
     Ok([DType::F8E4M3FN, DType::F8E5M2].into_iter().find(|known| name.strip_prefix("torch.") == Some(known.name())))

@@ -3,16 +3,23 @@
 use super::pickle::Reduced;
 use super::tensor::Tensor;
 use crate::args;
+use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::device::{
+    Wanted, check_torch_cuda, cuda_array_interface, cuda_memory, device_buffer, dl_device as dl_device_of,
+};
 use crate::export::dtype::dtype_object;
 use crate::import::source::SourceArray;
+use crate::import::value::Value;
 use crate::process::ProcessLocal;
+use crate::release::release_later;
 use cotensor::{Error, ErrorKind, Lease, Store};
-use cotensor_core::Layout;
 use cotensor_core::sync::lock;
-use cotensor_memory::ForeignMemfd;
+use cotensor_core::{Device, Layout};
+use cotensor_memory::{CudaMemory, ForeignMemfd};
 use cotensor_store::{CopyReason, Reservation};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -23,7 +30,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// ``torch.from_dlpack(builder)``. ``publish()`` makes it immutable and visible. So does leaving a ``with`` block
 /// without an exception.
 ///
-/// Arrays of a builder stay valid after publishing. Later writes through them are private to this process.
+/// Arrays of a builder stay valid after publishing. Later writes through them are private to this process, and fail on a device.
+///
+/// ``torch.from_dlpack(builder)`` and ``cupy.from_dlpack(builder)`` write a builder of a CUDA device. ``publish()`` waits for the
+/// device first.
 ///
 /// Workers of a pool of :mod:`multiprocessing` (or joblib) that are given the builder fill parts of the same memory. Only
 /// the process that made it publishes it.
@@ -39,9 +49,19 @@ pub(crate) struct TensorBuilder {
 /// The memory that the arrays of a builder show.
 struct Memory {
     address: NonNull<u8>,
+    device: Device,
     state: Mutex<BuilderState>,
-    /// Keeps the address valid in every state.
-    _address: KeepAlive,
+    /// Keeps the address valid in every state. Taken by the drop only.
+    pin: Option<KeepAlive>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if !self.device.is_host() {
+            let state = std::mem::replace(&mut *lock(&self.state), BuilderState::Failed);
+            release_later(Box::new((state, self.pin.take())));
+        }
+    }
 }
 
 enum BuilderState {
@@ -81,15 +101,21 @@ impl TensorBuilder {
     /// `Unsupported` for memory that the host cannot write, or that does not outlive its tensor.
     pub(super) fn new(mut reservation: Reservation, store: Arc<dyn Store>) -> Result<Self, Error> {
         let (name, layout) = (reservation.name().to_owned(), reservation.layout().clone());
-        let bytes = reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
-        let address = NonNull::from(bytes).cast();
+        let (device, unwritable) = (reservation.device(), || Error::unsupported("the host cannot write this memory"));
+        let address = if device.is_host() {
+            NonNull::from(reservation.bytes_mut().ok_or_else(unwritable)?).cast()
+        } else {
+            let address = usize::try_from(reservation.device_address()?).ok();
+            let address = address.and_then(|address| NonNull::new(std::ptr::without_provenance_mut(address)));
+            address.ok_or_else(unwritable)?
+        };
         let unkept = || Error::unsupported("the store's memory does not outlive its tensors");
-        let _address = reservation.pin_address().ok_or_else(unkept)?;
+        let pin = Some(reservation.pin_address().ok_or_else(unkept)?);
         let state = Mutex::new(BuilderState::Open(ProcessLocal::new(reservation)));
         Ok(Self {
             name,
             layout,
-            memory: Arc::new(Memory { address, state, _address }),
+            memory: Arc::new(Memory { address, device, state, pin }),
             store: Some(ProcessLocal::new(store)),
         })
     }
@@ -152,8 +178,32 @@ impl TensorBuilder {
         fd.map_err(|why| self.conflict(py, why))
     }
 
-    fn buffer(&self) -> Buffer {
-        Buffer::writable(self.memory.address, self.layout.clone(), Arc::clone(&self.memory) as KeepAlive)
+    /// The memory of the CUDA device that has the tensor; none of the host.
+    fn cuda(&self) -> Result<Option<&'static CudaMemory>, Error> {
+        cuda_memory(self.memory.device)
+    }
+
+    fn buffer(&self) -> Result<Buffer, Error> {
+        let (address, layout) = (self.memory.address, self.layout.clone());
+        let keep = Arc::clone(&self.memory) as KeepAlive;
+        match self.cuda()? {
+            None => Ok(Buffer::writable(address, layout, keep)),
+            Some(memory) => device_buffer(memory, address.addr().get() as u64, layout, keep, (false, false)),
+        }
+    }
+
+    /// The memory, if the host can write it.
+    fn host_buffer(&self) -> Result<Buffer, Error> {
+        if !self.memory.device.is_host() {
+            let device = self.memory.device;
+            let message = format!(
+                "{:?} is on {device}, whose memory the host cannot address: write(array) copies an array there, and \
+                 from_dlpack of torch and CuPy writes it on the device",
+                self.name
+            );
+            return Err(Error::unsupported(message));
+        }
+        self.buffer()
     }
 }
 
@@ -177,13 +227,19 @@ impl TensorBuilder {
         dtype_object(py, self.layout.dtype())
     }
 
+    /// The device: ``cpu``, or ``cuda:N`` by its number on the machine.
+    #[getter]
+    fn device(&self) -> String {
+        self.memory.device.to_string()
+    }
+
     /// Size of the elements in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.layout.size_bytes()
     }
 
-    /// The address of the first element.
+    /// The address of the first element, on a device for the device.
     #[getter]
     fn data_ptr(&self) -> usize {
         self.memory.address.as_ptr() as usize
@@ -197,20 +253,29 @@ impl TensorBuilder {
 
     /// A writable numpy array on the memory. bfloat16 needs ml_dtypes.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.buffer().numpy(py)
+        self.host_buffer().or_raise(py)?.numpy(py)
     }
 
     /// A torch tensor on the memory.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.buffer().torch(py)
+        if !self.memory.device.is_host() {
+            check_torch_cuda(py)?;
+        }
+        self.buffer().or_raise(py)?.torch(py)
     }
 
     /// Copies an array of the same dtype and shape into the memory.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let source = SourceArray::of(array, &"array")?;
+        let source = if self.memory.device.is_host() {
+            Value::Host(SourceArray::of(array, &"array")?)
+        } else {
+            Value::of(array, false, &"array")?
+        };
         source.fits(&self.name, self.layout.dtype(), self.layout.shape()).or_raise(py)?;
-        if matches!(*self.state(), BuilderState::Foreign) {
-            self.write_foreign(py, &source);
+        if let Value::Host(source) = &source
+            && matches!(*self.state(), BuilderState::Foreign)
+        {
+            self.write_foreign(py, source);
             return Ok(());
         }
         // No lock is held while the thread is detached from Python: other threads read the state meanwhile.
@@ -276,7 +341,18 @@ impl TensorBuilder {
 
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.buffer().interface(py)
+        if !self.memory.device.is_host() {
+            let message = format!("__array_interface__: the tensor is on {}", self.memory.device);
+            return Err(PyAttributeError::new_err(message));
+        }
+        self.buffer().or_raise(py)?.interface(py)
+    }
+
+    /// Only of a tensor on a CUDA device.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let memory = self.cuda().or_raise(py)?;
+        cuda_array_interface(py, memory, &self.layout, || self.buffer().or_raise(py), false)
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
@@ -288,16 +364,26 @@ impl TensorBuilder {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        DlpackRequest::new(stream, max_version, dl_device, copy)?.of_unpublished(py, self.buffer())
+        let buffer = self.buffer().or_raise(py)?;
+        let request = match self.cuda().or_raise(py)? {
+            None => DlpackRequest::new(stream, max_version, dl_device, copy)?,
+            Some(memory) => {
+                let wanted = Wanted::of(dl_device_of(memory), stream, dl_device, copy)?;
+                DlpackRequest { max_version, copy: wanted != Wanted::Shared }
+            }
+        };
+        request.of_unpublished(py, buffer)
     }
 
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        crate::dlpack::abi::HOST
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        let memory = self.cuda().or_raise(py)?;
+        Ok(memory.map_or(HOST, |memory| (dl_device_of(memory).kind, dl_device_of(memory).id)))
     }
 
     /// The descriptor of the memory, which the builder keeps open until it is published or discarded.
     fn _fileno(&self, py: Python<'_>) -> PyResult<RawFd> {
-        let message = || format!("{}: memory of a local store that processes cannot share", self.name);
+        let what = if self.memory.device.is_host() { "a local store" } else { "a device" };
+        let message = || format!("{}: unpublished memory of {what} that processes cannot share", self.name);
         self.fileno(py)?.ok_or_else(|| raise(py, &Error::unsupported(message())))
     }
 
@@ -319,7 +405,8 @@ impl TensorBuilder {
             let layout = Layout::contiguous(dtype.parse()?, &shape)?;
             let memfd = ForeignMemfd::open(fd, layout.size_bytes())?;
             let (address, state) = (memfd.start(), Mutex::new(BuilderState::Foreign));
-            let memory = Arc::new(Memory { address, state, _address: Arc::new(Mutex::new(memfd)) as KeepAlive });
+            let pin = Some(Arc::new(Mutex::new(memfd)) as KeepAlive);
+            let memory = Arc::new(Memory { address, device: Device::Cpu, state, pin });
             Ok(Self { name: name.clone(), layout, memory, store: None })
         };
         open().map_err(|error: Error| error.in_field(name.as_str())).or_raise(py)

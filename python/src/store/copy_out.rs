@@ -19,8 +19,10 @@ impl Tensor {
         let mut target = SourceArray::of(array, &"array")?;
         target.fits(lease.name(), self.layout.dtype(), self.layout.shape()).or_raise(py)?;
         let bytes = target.writable().map_err(|error| error.in_field("array")).or_raise(py)?;
-        let source = lease.segment().host_bytes().or_raise(py)?;
         let start = self.layout.offset_bytes();
+        let Some(source) = lease.segment().bytes() else {
+            return self.copy_from_device(py, bytes);
+        };
         py.detach(|| {
             if self.layout.is_contiguous() {
                 copy_parallel_again(bytes, &source[start..start + bytes.len()])
@@ -33,6 +35,25 @@ impl Tensor {
         });
         if let Some(store) = held.store() {
             store.record_copy(lease.name(), CopyReason::PrivateCopy, self.layout.size_bytes());
+        }
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// Copies the elements of a tensor on a device, in row-major order. The copy is counted.
+    fn copy_from_device(&self, py: Python<'_>, target: &mut [u8]) -> PyResult<()> {
+        if !self.layout.is_contiguous() {
+            let copy = self.copied(py)?;
+            // SAFETY: `copied` allocates the bytes of the elements, as many as `target` has, and `copy` owns them.
+            target.copy_from_slice(unsafe { std::slice::from_raw_parts(copy.address().as_ptr(), target.len()) });
+            return Ok(());
+        }
+        let (held, len) = (self.held(py)?, target.len());
+        let lease = held.lease();
+        py.detach(|| lease.segment().read_at(self.layout.offset_bytes(), target)).or_raise(py)?;
+        if let Some(store) = held.store() {
+            store.record_copy(lease.name(), CopyReason::DeviceTransfer, len);
         }
         Ok(())
     }

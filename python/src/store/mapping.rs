@@ -6,6 +6,7 @@ use super::tensor::Tensor;
 use crate::args::{self, check_default, or_default};
 use crate::errors::{OrRaise, raise};
 use crate::import::source::SourceArray;
+use crate::import::value::Value;
 use cotensor::Error;
 use cotensor_store::{Reservation, Retention, TensorSpec};
 use pyo3::prelude::*;
@@ -165,7 +166,7 @@ impl Store {
             let (name, array): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             let name: String = name.extract().map_err(|_| wrong())?;
             let source = SourceArray::of(&array, &name)?;
-            sources.push((name, source));
+            sources.push((name, Value::Host(source)));
         }
         let store = self.store(py)?;
         let put = PyDict::new(py);
@@ -190,24 +191,20 @@ impl Store {
 impl Store {
     /// As ``store[name] = array``.
     pub(super) fn put_kept(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-        self.put_source(py, name, SourceArray::of(array, &"array")?)
-    }
-
-    /// Publishes an array with the default options of `put`.
-    fn put_source(&self, py: Python<'_>, name: &str, source: SourceArray) -> PyResult<Tensor> {
+        let source = Value::of(array, false, &"array")?;
         let reservation = self.filled(py, name, source)?;
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         Ok(Tensor::new(lease, self.store(py)?))
     }
 
     /// An unpublished copy of an array with the default options of `put`.
-    fn filled(&self, py: Python<'_>, name: &str, source: SourceArray) -> PyResult<Reservation> {
+    fn filled(&self, py: Python<'_>, name: &str, source: Value) -> PyResult<Reservation> {
         let store = self.store(py)?;
         let holder = holder_of(py, &store, None);
         let spec = TensorSpec {
             producer: holder.name().to_owned(),
             retention: Retention::Cached { recompute: Duration::ZERO },
-            ..TensorSpec::new(name, source.dtype, &source.shape)
+            ..TensorSpec::new(name, source.dtype(), source.shape()).on(source.device())
         };
         let mut reservation = py.detach(|| store.reserve_to_fill(spec, &holder)).or_raise(py)?;
         source.fill(py, &mut reservation)?;

@@ -6,6 +6,7 @@ pub(crate) mod change_queue;
 mod claim;
 mod copy_out;
 pub(crate) mod daemon;
+mod device_tensor;
 mod group;
 pub(crate) mod holder;
 mod index;

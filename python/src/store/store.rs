@@ -12,7 +12,7 @@ use crate::args::{self, Kept, check_default, or_default};
 use crate::command::daemon;
 use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
-use crate::import::source::SourceArray;
+use crate::import::value::Value;
 use crate::interrupt::seconds;
 use crate::settings::{user_cache, warn_of_unknown_keys};
 use cotensor::{DType, Error, ErrorKind, Kind, LocalStore, SharingConfig};
@@ -286,9 +286,11 @@ impl Store {
     /// for that long after its last lease at most. Without ``keep``, it is freed with its last lease. Eviction starts with tensors of few
     /// ``recompute_seconds`` per byte.
     /// ``metadata`` is a small dict with values of JSON, which readers find in :attr:`Tensor.metadata`. ``from_device``
-    /// permits an array on a device, which is copied to the host first. With ``sealed``, and for weights, this process cannot
+    /// permits an array on a device, which is copied to the host first. Without it, an array on a CUDA device (by DLPack or
+    /// ``__cuda_array_interface__``) is copied on that device, and the tensor stays there; ``device`` (``"cuda:1"``, ``"cpu"``) chooses
+    /// another one. With ``sealed``, and for weights, this process cannot
     /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again.
-    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false), text_signature = "($self, name, array, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, from_device=False, sealed=False)")]
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false, device=None), text_signature = "($self, name, array, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, from_device=False, sealed=False, device=None)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
         &self,
@@ -304,11 +306,13 @@ impl Store {
         metadata: Option<Py<PyAny>>,
         #[pyo3(from_py_with = args::from_device)] from_device: bool,
         #[pyo3(from_py_with = args::sealed)] sealed: bool,
+        #[pyo3(from_py_with = args::device)] device: Option<String>,
     ) -> PyResult<Tensor> {
         let store = self.store(py)?;
         let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance, metadata };
-        let source = SourceArray::of_any_device(array, from_device, &"array")?;
-        let spec = options.spec(py, &name, source.dtype, &source.shape)?;
+        let device = Value::target(py, device.as_deref(), from_device)?;
+        let source = Value::of(array, device.is_some_and(Device::is_host), &"array")?;
+        let spec = options.spec(py, &name, source.dtype(), source.shape())?.on(device.unwrap_or(source.device()));
         let holder = holder_of(py, &store, options.holder.as_deref());
         let reserve = || if sealed { store.reserve(spec, &holder) } else { store.reserve_to_fill(spec, &holder) };
         let mut reservation = py.detach(reserve).or_raise(py)?;
@@ -359,8 +363,9 @@ impl Store {
         empty_group(py, self.store(py)?, &name, &members, &common)
     }
 
-    /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.
-    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None), text_signature = "($self, name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None)")]
+    /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`. With
+    /// ``device="cuda:0"``, it is on the GPU.
+    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, device=None), text_signature = "($self, name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, device=None)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn empty(
         &self,
@@ -375,14 +380,16 @@ impl Store {
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,
+        #[pyo3(from_py_with = args::device)] device: Option<String>,
     ) -> PyResult<TensorBuilder> {
         let store = self.store(py)?;
+        let device = Value::target(py, device.as_deref(), false)?.unwrap_or_default();
         let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance, metadata };
         let dtype = dtype.map_or(Ok(DType::F32), dtype::dtype)?;
-        let spec = options.spec(py, &name, dtype, &dtype::shape(shape)?)?;
+        let spec = options.spec(py, &name, dtype, &dtype::shape(shape)?)?.on(device);
         let holder = holder_of(py, &store, options.holder.as_deref());
         let reservation = py.detach(|| store.reserve_aliased(spec, &holder)).or_raise(py)?;
-        TensorBuilder::new(reservation, store).or_raise(py)
+        py.detach(|| TensorBuilder::new(reservation, store)).or_raise(py)
     }
 
     /// Claims the computation ``key`` (64 hexadecimal digits, see :func:`content_hash`). Returns its results, leased,

@@ -6,6 +6,7 @@ use crate::args;
 use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::device::{Wanted, check_torch_cuda, cuda_array_interface, dl_device as dl_device_of, not_on_host};
 use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
 use crate::export::operators;
@@ -40,6 +41,13 @@ pub(crate) struct Tensor {
 }
 
 operators::array_operators!(Tensor, contains = has);
+
+/// # Errors
+/// `Unsupported` for memory of a device.
+fn check_host(held: &HeldLease) -> Result<(), Error> {
+    let (name, device) = (held.lease().name(), held.lease().device());
+    if device.is_host() { Ok(()) } else { Err(not_on_host(name, device)) }
+}
 
 /// ``value in tensor``: whether a group has the member of that name, or another tensor an element of that value.
 fn has(tensor: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -115,11 +123,13 @@ impl Tensor {
 
     pub(super) fn numpy_buffer(&self, py: Python<'_>) -> PyResult<Buffer> {
         let pages = self.pages(py)?;
+        check_host(pages.held()).or_raise(py)?;
         Ok(self.in_mapping(&pages, pages.numpy().or_raise(py)?))
     }
 
     fn dlpack_buffer(&self, py: Python<'_>) -> PyResult<Buffer> {
         let pages = self.pages(py)?;
+        check_host(pages.held()).or_raise(py)?;
         Ok(self.in_mapping(&pages, pages.dlpack().or_raise(py)?))
     }
 
@@ -138,12 +148,29 @@ impl Tensor {
         let target: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
         let item = self.layout.dtype().size_bytes();
         let strides: Vec<isize> = self.layout.strides().iter().map(|stride| (stride * item) as isize).collect();
-        let published = NonNull::from(held.lease().segment().host_bytes().or_raise(py)?).cast::<u8>();
-        let from = published.map_addr(|address| address.saturating_add(self.layout.offset_bytes()));
-        // SAFETY: a layout's elements are inside its segment, which the lease keeps.
-        unsafe { gather(from.as_ptr(), self.layout.shape(), &strides, item, &mut target[..len]) };
+        let (segment, range) = (held.lease().segment(), self.layout.byte_range());
+        let reason = match segment.bytes() {
+            Some(bytes) => {
+                // SAFETY: a layout's elements are inside its segment, which the lease keeps.
+                unsafe {
+                    gather(bytes[range.start..].as_ptr(), self.layout.shape(), &strides, item, &mut target[..len])
+                };
+                CopyReason::PrivateCopy
+            }
+            None if self.layout.is_contiguous() => {
+                py.detach(|| segment.read_at(range.start, &mut target[..len])).or_raise(py)?;
+                CopyReason::DeviceTransfer
+            }
+            None => {
+                let mut span = vec![0; range.len()];
+                py.detach(|| segment.read_at(range.start, &mut span)).or_raise(py)?;
+                // SAFETY: the layout's elements are in `span`, from its first byte on.
+                unsafe { gather(span.as_ptr(), self.layout.shape(), &strides, item, &mut target[..len]) };
+                CopyReason::DeviceTransfer
+            }
+        };
         if let Some(store) = held.store() {
-            store.record_copy(held.lease().name(), CopyReason::PrivateCopy, len);
+            store.record_copy(held.lease().name(), reason, len);
         }
         let layout = Layout::contiguous(self.layout.dtype(), self.layout.shape()).or_raise(py)?;
         let address = NonNull::from(&mut *words).cast();
@@ -208,13 +235,13 @@ impl Tensor {
         self.layout.size_bytes()
     }
 
-    /// The device: ``cpu``.
+    /// The device: ``cpu``, or ``cuda:N`` by its number on the machine. :meth:`__dlpack_device__` has the number in this process.
     #[getter]
     fn device(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.held(py)?.lease().segment().device().to_string())
     }
 
-    /// The kind of memory: ``memfd``, ``slab``, ``mapped file`` or ``heap``.
+    /// The kind of memory: ``memfd``, ``slab``, ``mapped file``, ``heap`` or ``device``.
     #[getter]
     fn memory(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.held(py)?.lease().segment().kind().to_string())
@@ -270,9 +297,12 @@ impl Tensor {
         Ok(py.detach(|| held.lease().identity().to_string()))
     }
 
-    /// The address of the first element in the arrays of ``numpy()``.
+    /// The address of the first element in the arrays of ``numpy()``; of a tensor on a device, for the device.
     #[getter]
     fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
+        if let Some(memory) = self.cuda(py)? {
+            return Ok(self.device_buffer(py, memory)?.address().as_ptr() as usize);
+        }
         Ok(self.numpy_buffer(py)?.address().as_ptr() as usize)
     }
 
@@ -289,7 +319,8 @@ impl Tensor {
         self.lock().is_none()
     }
 
-    /// A read-only numpy array on the shared memory, without a copy. bfloat16 needs ml_dtypes.
+    /// A read-only numpy array on the shared memory, without a copy. bfloat16 needs ml_dtypes. Raises :class:`UnsupportedError` for a
+    /// tensor on a device, which :meth:`copy_to` and :meth:`detach` copy to the host.
     pub(crate) fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.numpy_buffer(py)?.numpy(py)
     }
@@ -305,8 +336,12 @@ impl Tensor {
     }
 
     /// A torch tensor on the shared memory, without a copy. A write in place makes private copies of the pages it
-    /// touches.
+    /// touches. Of a tensor on a GPU, it is on that GPU, and a write in place fails.
     pub(crate) fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(memory) = self.cuda(py)? {
+            check_torch_cuda(py)?;
+            return self.device_buffer(py, memory)?.torch(py);
+        }
         self.dlpack_buffer(py)?.torch(py)
     }
 
@@ -422,11 +457,25 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        self.dlpack(py, &DlpackRequest::new(stream, max_version, dl_device, copy)?)
+        match self.cuda(py)? {
+            None => self.dlpack(py, &DlpackRequest::new(stream, max_version, dl_device, copy)?),
+            Some(memory) => {
+                let wanted = Wanted::of(dl_device_of(memory), stream, dl_device, copy)?;
+                self.device_capsule(py, memory, wanted, max_version)
+            }
+        }
     }
 
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        HOST
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        Ok(self.cuda(py)?.map_or(HOST, |memory| (dl_device_of(memory).kind, dl_device_of(memory).id)))
+    }
+
+    /// Only of a tensor on a CUDA device.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let memory = self.cuda(py)?;
+        let buffer = || memory.map_or_else(|| self.numpy_buffer(py), |memory| self.device_buffer(py, memory));
+        cuda_array_interface(py, memory, &self.layout, buffer, true)
     }
 
     /// Pickles a handle for other processes of this user. It holds no lease.

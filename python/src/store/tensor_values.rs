@@ -13,6 +13,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use std::sync::Arc;
 
+/// The size of the largest element, of complex128.
+const ELEMENT_BYTES_MAX: usize = 16;
+
 #[pymethods]
 impl Tensor {
     /// The value of a tensor of one element, as a Python number.
@@ -23,9 +26,11 @@ impl Tensor {
             return Err(raise(py, &Error::invalid(message)));
         }
         let held = self.held(py)?;
-        let bytes = held.lease().segment().host_bytes().or_raise(py)?;
         let (start, dtype) = (self.layout.offset_bytes(), self.layout.dtype());
-        item(py, dtype, &bytes[start..start + dtype.size_bytes()])
+        let mut element = [0; ELEMENT_BYTES_MAX];
+        let element = &mut element[..dtype.size_bytes()];
+        held.lease().segment().read_at(start, element).or_raise(py)?;
+        item(py, dtype, element)
     }
 
     /// numpy's rule: one element is true unless it is zero; several have no truth.
@@ -73,7 +78,7 @@ impl Tensor {
         self.torch(py)?.call_method("to", args, kwargs)
     }
 
-    /// An own copy in this process, without a lease: it stays when the store is closed, the tensor removed or the daemon
+    /// An own copy in host memory of this process, without a lease: it stays when the store is closed, the tensor removed or the daemon
     /// stopped. The copy is counted. The budget of the store does not count its memory.
     pub(super) fn detach(&self, py: Python<'_>) -> PyResult<Self> {
         let held = self.held(py)?;

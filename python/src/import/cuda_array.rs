@@ -1,0 +1,202 @@
+//! An array of another library on a CUDA device.
+
+use super::dtype::type_string_dtype;
+use super::refusal::refusal;
+use super::source::{resolved, small_float};
+use crate::dlpack::abi::{CUDA, device_of};
+use crate::dlpack::from_capsule::{Imported, take_cuda};
+use crate::errors::{OrRaise, raise};
+use cotensor::{DType, Error, ErrorKind};
+use cotensor_core::Device;
+use cotensor_memory::{CudaBytes, CudaMemory};
+use cotensor_store::{CopyReason, Reservation};
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::fmt::Display;
+
+/// An array on a CUDA device with its elements side by side, kept alive.
+pub(crate) struct CudaArray {
+    bytes: CudaBytes,
+    pub(crate) dtype: DType,
+    /// In elements.
+    pub(crate) shape: Vec<usize>,
+    _keep: Owner,
+}
+
+enum Owner {
+    Object(#[allow(dead_code, reason = "an owner")] Py<PyAny>),
+    Capsule(#[allow(dead_code, reason = "an owner")] Imported),
+}
+
+// SAFETY: `Imported` has a raw address and an owner that any thread may drop; the bytes are only read.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
+
+/// The fields of `__cuda_array_interface__` or of a capsule. Strides are in bytes.
+struct Described {
+    address: u64,
+    dtype: DType,
+    shape: Vec<usize>,
+    strides: Option<Vec<isize>>,
+}
+
+impl CudaArray {
+    /// Describes an array with `__dlpack__` or `__cuda_array_interface__`. `None` for an array that is not on a CUDA device.
+    ///
+    /// # Errors
+    /// `Unsupported` with `place` as the field: the argument that the array came from.
+    pub(crate) fn of(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Option<Self>> {
+        let py = array.py();
+        if array.hasattr(intern!(py, "__dlpack__"))? {
+            if !array.hasattr(intern!(py, "__dlpack_device__"))? {
+                return Ok(None);
+            }
+            // Errors of the library are those of its host arrays, too.
+            return match device_of(array) {
+                Ok((CUDA, ordinal)) => Self::of_dlpack(array, ordinal, place).map(Some),
+                _ => Ok(None),
+            };
+        }
+        match array.getattr_opt("__cuda_array_interface__")? {
+            Some(interface) => Self::of_interface(array, &interface.cast_into()?, place).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn of_dlpack(array: &Bound<'_, PyAny>, ordinal: i32, place: &dyn Display) -> PyResult<Self> {
+        let py = array.py();
+        let missing = || Error::unsupported(format!("this process has no device {ordinal}"));
+        let memory = py.detach(CudaMemory::installed).and_then(|memories| {
+            memories.iter().find(|memory| i64::from(memory.ordinal()) == i64::from(ordinal)).ok_or_else(missing)
+        });
+        let memory = memory.map_err(|error| unshared(py, &error, place))?;
+        let stream = py.detach(|| memory.stream()).map_err(|error| unshared(py, &error, place))?;
+        let array = &resolved(array)?.1;
+        // Capsules of floats of 8 bits need a newer torch than the types themselves.
+        let small = match array.getattr_opt(intern!(py, "dtype"))? {
+            Some(dtype) => small_float(&dtype)?,
+            None => None,
+        };
+        let array = match small {
+            Some(_) => &array.call_method1(intern!(py, "view"), (py.import("torch")?.getattr("uint8")?,))?,
+            None => array,
+        };
+        let taken = take_cuda(array, stream).map_err(|error| refusal(array, place, error))?;
+        if taken.device.id != ordinal {
+            let message = format!("the array says device {ordinal}, and its capsule device {}", taken.device.id);
+            return Err(raise(py, &Error::invalid(message).in_field(place.to_string())));
+        }
+        let described = Described {
+            address: taken.address as u64,
+            dtype: small.unwrap_or(taken.dtype),
+            shape: taken.shape.clone(),
+            strides: Some(taken.strides.clone()),
+        };
+        Self::new(py, memory, described, Owner::Capsule(taken), place)
+    }
+
+    fn of_interface(array: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, place: &dyn Display) -> PyResult<Self> {
+        let py = array.py();
+        let field = |name: &str| interface.get_item(name).map(|value| value.filter(|value| !value.is_none()));
+        let missing = |name| {
+            let message = format!("__cuda_array_interface__ has no {name:?}");
+            raise(py, &Error::invalid(message).in_field(place.to_string()))
+        };
+        if field("mask")?.is_some() {
+            let message = "a masked array would lose its mask: share its data and its mask";
+            return Err(raise(py, &Error::unsupported(message).in_field(place.to_string())));
+        }
+        let (address, _): (u64, bool) = field("data")?.ok_or_else(|| missing("data"))?.extract()?;
+        let kind: String = field("typestr")?.ok_or_else(|| missing("typestr"))?.extract()?;
+        let described = Described {
+            address,
+            dtype: type_string_dtype(&kind).map_err(|error| raise(py, &error.in_field(place.to_string())))?,
+            shape: field("shape")?.ok_or_else(|| missing("shape"))?.extract()?,
+            strides: field("strides")?.map(|strides| strides.extract()).transpose()?,
+        };
+        let memory = py.detach(|| if address == 0 { first() } else { CudaMemory::of_address(address) });
+        let memory = memory.map_err(|error| unshared(py, &error, place))?;
+        // Version 3 has the stream whose work writes the array, and None for an array that is complete. Before, any stream may be meant.
+        let version: u32 = field("version")?.map_or(Ok(0), |version| version.extract())?;
+        match field("stream")? {
+            Some(stream) => {
+                let stream: usize = stream.extract()?;
+                if stream == 0 {
+                    return Err(PyValueError::new_err("stream 0 of __cuda_array_interface__ is ambiguous: 1 or 2"));
+                }
+                // SAFETY: the array's library says that this is a stream of the process, or the number of a default one.
+                py.detach(|| unsafe { memory.wait_for(stream) })
+            }
+            None if version >= 3 => Ok(()),
+            None => py.detach(|| memory.wait()),
+        }
+        .or_raise(py)?;
+        Self::new(py, memory, described, Owner::Object(array.clone().unbind()), place)
+    }
+
+    fn new(
+        py: Python<'_>,
+        memory: &CudaMemory,
+        described: Described,
+        keep: Owner,
+        place: &dyn Display,
+    ) -> PyResult<Self> {
+        let Described { address, dtype, shape, strides } = described;
+        let wrong = |error: Error| raise(py, &error.in_field(place.to_string()));
+        let too_large = || wrong(Error::invalid(format!("an array of {shape:?} elements is too large")));
+        let len = shape.iter().try_fold(dtype.size_bytes(), |len, &dim| len.checked_mul(dim)).ok_or_else(too_large)?;
+        if !strides.is_none_or(|strides| is_row_major(&shape, &strides, dtype.size_bytes())) && len > 0 {
+            let message = "the elements of the array on the device are not side by side in row-major order: pass a \
+                           contiguous one (array.contiguous(), cupy.ascontiguousarray)";
+            return Err(wrong(Error::unsupported(message)));
+        }
+        // SAFETY: by its own description the array has its elements there, and `keep` owns them. The caller must not write them during
+        // the call, as with every function that takes an array.
+        let bytes = unsafe { memory.bytes_at(address, len) };
+        Ok(Self { bytes, dtype, shape, _keep: keep })
+    }
+
+    /// The device in a store.
+    pub(crate) fn device(&self) -> Device {
+        self.bytes.device()
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+
+    /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
+    pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
+        let device = reservation.device();
+        let reason = if device == self.device() { CopyReason::Put } else { CopyReason::DeviceTransfer };
+        let copy = || reservation.write_by(self.len_bytes(), reason, |target, start| self.bytes.copy_to(target, start));
+        py.detach(copy).or_raise(py)
+    }
+}
+
+fn first() -> Result<&'static CudaMemory, Error> {
+    CudaMemory::installed()?.first().ok_or_else(|| Error::not_found("this process has no CUDA device"))
+}
+
+fn is_row_major(shape: &[usize], strides: &[isize], item: usize) -> bool {
+    let mut expected = item as isize;
+    shape.len() == strides.len()
+        && shape.iter().zip(strides).rev().all(|(&dim, &stride)| {
+            let fits = dim == 1 || stride == expected;
+            expected *= dim as isize;
+            fits
+        })
+}
+
+/// The exception for an array on a device whose memory this process cannot use.
+fn unshared(py: Python<'_>, error: &Error, place: &dyn Display) -> PyErr {
+    let kind = if error.kind() == ErrorKind::Io { ErrorKind::Io } else { ErrorKind::Unsupported };
+    let message = format!(
+        "the array is on a device whose memory this process cannot share: {error}; copy it to the host first, or pass \
+         from_device=True"
+    );
+    raise(py, &Error::new(kind, message).in_field(place.to_string()))
+}

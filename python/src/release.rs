@@ -1,0 +1,25 @@
+//! Values whose drop may wait for a device.
+
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+
+/// A thread that drops values, and its process.
+type Releaser = (u32, Option<Sender<Box<dyn Send>>>);
+
+/// Drops `value` on another thread. The end of device memory waits for the work of this process on the device, which may need Python:
+/// the thread that drops an array must not wait for it.
+pub(crate) fn release_later(value: Box<dyn Send>) {
+    static RELEASER: OnceLock<Releaser> = OnceLock::new();
+    let (process, sender) = RELEASER.get_or_init(|| {
+        let (send, receive) = channel::<Box<dyn Send>>();
+        let thread = std::thread::Builder::new().name("cotensor-release".to_owned());
+        let started = thread.spawn(move || receive.into_iter().for_each(drop));
+        (std::process::id(), started.ok().map(|_| send))
+    });
+    match sender {
+        // A value that the thread no longer takes is dropped here, with the error.
+        Some(sender) if *process == std::process::id() => drop(sender.send(value)),
+        // A forked child has no such thread.
+        _ => drop(value),
+    }
+}

@@ -1,0 +1,82 @@
+//! Published tensors on CUDA devices.
+
+use super::tensor::Tensor;
+use crate::errors::{OrRaise, raise};
+use crate::export::buffer::{Buffer, KeepAlive};
+use crate::export::device::{Wanted, cuda_memory, device_buffer};
+use crate::process::ProcessLocal;
+use crate::release::release_later;
+use cotensor::{DType, Error};
+use cotensor_core::sync::lock;
+use cotensor_core::{Layout, Memory};
+use cotensor_memory::CudaMemory;
+use cotensor_store::{CopyReason, Reservation, TensorSpec};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex};
+
+/// A copy on a device that only this process has.
+struct DeviceCopy(Mutex<Option<ProcessLocal<Reservation>>>);
+
+impl Drop for DeviceCopy {
+    fn drop(&mut self) {
+        if let Some(copy) = lock(&self.0).take().filter(ProcessLocal::is_ours) {
+            release_later(Box::new(copy));
+        }
+    }
+}
+
+impl Tensor {
+    /// The memory of the CUDA device that has the tensor; none of the host.
+    ///
+    /// # Errors
+    /// `Unsupported` for a device that this process does not have, `Conflict` after `release()`.
+    pub(super) fn cuda(&self, py: Python<'_>) -> PyResult<Option<&'static CudaMemory>> {
+        cuda_memory(self.held(py)?.lease().device()).or_raise(py)
+    }
+
+    /// The elements for programs on the device.
+    pub(super) fn device_buffer(&self, py: Python<'_>, memory: &'static CudaMemory) -> PyResult<Buffer> {
+        let held = self.held(py)?;
+        let address = py.detach(|| held.lease().segment().device_address()).or_raise(py)?;
+        let address = address + self.layout.offset_bytes() as u64;
+        device_buffer(memory, address, self.layout.clone(), held as KeepAlive, (true, false)).or_raise(py)
+    }
+
+    /// A DLPack capsule of what a consumer wants.
+    pub(super) fn device_capsule(
+        &self,
+        py: Python<'_>,
+        memory: &'static CudaMemory,
+        wanted: Wanted,
+        max_version: Option<(u32, u32)>,
+    ) -> PyResult<Py<PyAny>> {
+        let buffer = match wanted {
+            Wanted::Shared => self.device_buffer(py, memory)?,
+            Wanted::DeviceCopy => self.device_copy(py, memory)?,
+            Wanted::HostCopy => self.copied(py)?,
+        };
+        buffer.capsule(py, max_version)
+    }
+
+    /// A copy on the same device that only this process has, with the strides of this tensor. The copy is counted.
+    fn device_copy(&self, py: Python<'_>, memory: &'static CudaMemory) -> PyResult<Buffer> {
+        let held = self.held(py)?;
+        let (lease, device) = (held.lease(), memory.device());
+        let store =
+            held.store().ok_or_else(|| raise(py, &Error::unsupported("a forked process cannot use the GPU")))?;
+        let (range, shape, strides) = (self.layout.byte_range(), self.layout.shape(), self.layout.strides());
+        let copy = || {
+            let layout = Layout::strided(self.layout.dtype(), shape, strides, 0)?;
+            let spec = TensorSpec::new(lease.name(), DType::U8, &[range.len()]).on(device);
+            let mut copy = store.reserve_private(spec, &store.holder(&lease.holder()))?;
+            let address = lease.segment().device_address()? + range.start as u64;
+            // SAFETY: the lease keeps the memory, which nothing writes, and the layout's bytes are inside.
+            let source = unsafe { memory.bytes_at(address, range.len()) };
+            copy.write_by(range.len(), CopyReason::PrivateCopy, |target, start| source.copy_to(target, start))?;
+            Ok::<_, Error>((copy.device_address()?, layout, copy))
+        };
+        let (address, layout, copy) = py.detach(copy).or_raise(py)?;
+        let keep = Arc::new(DeviceCopy(Mutex::new(Some(ProcessLocal::new(copy))))) as KeepAlive;
+        device_buffer(memory, address, layout, keep, (false, true)).or_raise(py)
+    }
+}

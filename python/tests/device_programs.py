@@ -1,0 +1,406 @@
+"""What processes with a GPU do in the tests of tensors on devices: `python device_programs.py NAME SOCKET ARGUMENTS`.
+
+Each runs in a process of its own, because a process keeps the driver that it has loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import os
+import pickle
+import sys
+import time
+from typing import Any, Callable
+
+import device_common as devices
+import numpy as np
+import pytest
+from device_common import Consumer, Driver, InterfaceArray, Producer
+
+import cotensor
+
+ELEMENTS = np.arange(24, dtype="float32").reshape(4, 6)
+#: Flags of DLPack.
+READ_ONLY, COPIED = 1, 2
+
+
+def machine() -> devices.Machine:
+    """The machine of this process, as it is."""
+    own = devices.Machine.__new__(devices.Machine)
+    own.folder, own.devices = devices.Path(os.environ["COTENSOR_CUDA_DRIVER"]).parent, 1
+    return own
+
+
+def until(what: str, done: Callable[[], bool]) -> None:
+    """Memory is released by a thread of its own."""
+    for _ in range(3000):
+        if done():
+            return
+        time.sleep(0.01)
+    raise AssertionError(what)
+
+
+def step(name: str) -> None:
+    """Tells the test that this step is done, and waits for it."""
+    print(name, flush=True)
+    assert sys.stdin.readline() == "go on\n"
+
+
+def capsule_describes_the_published_memory(store: cotensor.Store) -> None:
+    tensor = store.put("w", ELEMENTS, device="cuda:0")
+    assert (tensor.device, tensor.memory, tensor.__dlpack_device__()) == ("cuda:0", "device", (2, 0))
+    driver = Driver()
+    for shown in (tensor, tensor[1:, ::2], tensor[2]):
+        expected = ELEMENTS[1:, ::2] if shown.ndim == 2 and shown is not tensor else ELEMENTS[2]
+        expected = ELEMENTS if shown is tensor else expected
+        array = Consumer(shown.__dlpack__(max_version=(1, 0)))
+        assert (array.version, array.flags, array.device) == ((1, 0), READ_ONLY, (2, 0))
+        assert array.dtype == (2, 32, 1) and tuple(array.shape) == shown.shape
+        assert [stride * 4 for stride in array.strides] == list(expected.strides)
+        assert array.address == shown.data_ptr
+        offset = array.address - tensor.data_ptr
+        assert driver.read(array.address, 4) == ELEMENTS.tobytes()[offset : offset + 4] == expected.tobytes()[:4]
+        array.delete()
+    old = Consumer(tensor.__dlpack__())
+    assert (old.version, old.flags, old.device) == (None, None, (2, 0))
+    assert driver.read(old.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+    # The mapping is read-only: the copy engine refuses it at once.
+    assert driver.fill(old.address, 1, 4) == devices.INVALID_VALUE
+    old.delete()
+    assert not hasattr(store.put("host", ELEMENTS), "__cuda_array_interface__")
+
+
+def streams_and_devices_of_requests(store: cotensor.Store) -> None:
+    tensor = store.put("w", ELEMENTS, device="cuda:0")
+    for stream in (None, -1, 1, 2, Driver().stream):
+        Consumer(tensor.__dlpack__(stream=stream, dl_device=(2, 0), copy=False)).delete()
+    for stream in (0, -2, "1", 1.5):
+        with pytest.raises(BufferError, match="stream"):
+            tensor.__dlpack__(stream=stream)
+    for device in ((2, 1), (3, 0), (10, 0)):
+        with pytest.raises(BufferError, match="dl_device"):
+            tensor.__dlpack__(dl_device=device)
+    with pytest.raises(BufferError, match="copy=False"):
+        tensor.__dlpack__(dl_device=(1, 0), copy=False)
+    host = Consumer(tensor[:, 1].__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
+    assert (host.device, host.flags, host.strides) == ((1, 0), COPIED, [1])
+    assert ctypes.string_at(host.address, 16) == ELEMENTS[:, 1].tobytes()
+    host.delete()
+
+
+def requested_copies_are_writable_and_own(store: cotensor.Store) -> None:
+    tensor, driver = store.put("w", ELEMENTS, device="cuda:0"), Driver()
+    used = machine().used()
+    for shown, expected in ((tensor, ELEMENTS), (tensor[1:, ::2], ELEMENTS[1:, ::2])):
+        array = Consumer(shown.__dlpack__(copy=True, max_version=(1, 0)))
+        assert (array.flags, array.device, tuple(array.shape)) == (COPIED, (2, 0), expected.shape)
+        assert array.address != shown.data_ptr and machine().used() == used + devices.UNIT
+        last = array.address + sum((dim - 1) * stride * 4 for dim, stride in zip(array.shape, array.strides))
+        assert driver.read(last, 4) == expected[-1:, -1:].tobytes()
+        assert driver.fill(array.address, 9, 4) == 0
+        driver.wait()
+        array.delete()
+        until("the copy is free", lambda: machine().used() == used)
+    assert driver.read(tensor.data_ptr, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+
+
+def cuda_array_interface(store: cotensor.Store) -> None:
+    tensor = store.put("w", ELEMENTS, device="cuda:0")
+    shown = tensor[1:, ::2].__cuda_array_interface__
+    assert shown == {
+        "version": 3,
+        "typestr": "<f4",
+        "shape": (3, 3),
+        "strides": (24, 8),
+        "data": (tensor.data_ptr + 24, True),
+        "stream": None,
+    }
+    assert store.put("e", ELEMENTS[:0], device="cuda:0").__cuda_array_interface__["data"] == (0, True)
+    half = store.empty("b", 3, "bfloat16", device="cuda:0")
+    with pytest.raises(AttributeError, match="DLPack"):
+        getattr(half, "__cuda_array_interface__")  # noqa: B009
+    assert not hasattr(half.publish(), "__cuda_array_interface__")
+
+
+def host_methods_name_the_way_out(store: cotensor.Store) -> None:
+    tensor = store.put("w", ELEMENTS, device="cuda:0")
+    wrong: list[Callable[[], Any]] = [
+        tensor.numpy,
+        lambda: np.asarray(tensor),
+        lambda: tensor + 1,
+        lambda: memoryview(tensor),
+    ]
+    for call in wrong:
+        with pytest.raises(cotensor.UnsupportedError) as raised:
+            call()
+        message = str(raised.value)
+        assert "'w'" in message or '"w"' in message
+        assert "cuda:0" in message and "copy_to" in message and "DLPack" in message
+    target = np.zeros((4, 6), "float32")
+    tensor.copy_to(target)
+    part = np.zeros((3, 3), "float32")
+    tensor[1:, ::2].copy_to(part)
+    assert (target == ELEMENTS).all() and (part == ELEMENTS[1:, ::2]).all()
+    assert tensor.tobytes() == bytes(tensor) == ELEMENTS.tobytes()
+    assert tensor[1:, ::2].tobytes() == ELEMENTS[1:, ::2].tobytes()
+    assert tensor[2, 3].item() == 15 and float(tensor[0, 1]) == 1
+    own = tensor.detach()
+    assert own.device == "cpu" and (own.numpy() == ELEMENTS).all()
+    assert tensor.identity == store.put("h", ELEMENTS).identity
+    if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
+        assert (np.from_dlpack(tensor, device="cpu") == ELEMENTS).all()
+    assert (copy.copy(tensor).device, pickle.loads(pickle.dumps(tensor)).device) == ("cuda:0", "cuda:0")
+
+
+def writes_in_place_are_errors(store: cotensor.Store) -> None:
+    tensor = store.put("w", ELEMENTS, device="cuda:0")
+    with pytest.raises(TypeError, match="read-only"):
+        tensor[0, 0] = 1
+    with pytest.raises(TypeError, match="read-only"):
+        tensor += 1
+    assert Consumer(tensor.__dlpack__(max_version=(1, 0))).flags == READ_ONLY
+    assert tensor.__cuda_array_interface__["data"][1] is True
+
+
+def builder_is_filled_on_the_device(store: cotensor.Store) -> None:
+    builder, driver = store.empty("w", (4, 6), "uint8", device="cuda:0"), Driver()
+    assert (builder.device, builder.__dlpack_device__()) == ("cuda:0", (2, 0))
+    array = Consumer(builder.__dlpack__(max_version=(1, 0), stream=driver.stream))
+    assert (array.flags, array.device, array.address) == (0, (2, 0), builder.data_ptr)
+    assert builder.__cuda_array_interface__["data"] == (builder.data_ptr, False)
+    assert driver.read(array.address, 24) == bytes(24)
+    for method in ("numpy", "_fileno"):
+        with pytest.raises(cotensor.UnsupportedError, match="device|cuda:0"):
+            getattr(builder, method)()
+    for forbidden in ({"copy": True}, {"dl_device": (1, 0)}, {"stream": 0}):
+        with pytest.raises(BufferError):
+            builder.__dlpack__(**forbidden)
+    assert driver.fill(array.address, 7, 24) == 0
+    # The work is still in the stream: the publication waits for it.
+    tensor = builder.publish()
+    assert tensor.tobytes() == b"\7" * 24 and tensor.data_ptr == array.address
+    assert driver.fill(array.address, 8, 24) == devices.INVALID_VALUE
+    del builder, tensor
+    store.remove("w")
+    assert driver.read(array.address, 24) == b"\7" * 24, "the array keeps the memory"
+    array.delete()
+    until("the memory is free", lambda: machine().used() == 0)
+
+
+def builder_takes_arrays_of_both_places(store: cotensor.Store) -> None:
+    driver = Driver()
+    with store.empty("w", (4, 6), "float32", device="cuda:0") as builder:
+        builder.write(ELEMENTS.T.copy().T)
+    assert store["w"].tobytes() == ELEMENTS.tobytes()
+    with store.empty("x", (4, 6), "float32", device="cuda:0") as builder:
+        builder.write(store["w"])
+    assert store["x"].tobytes() == ELEMENTS.tobytes()
+    builder = store.empty("y", (4, 6), device="cuda:0")
+    with pytest.raises(cotensor.InvalidError, match="does not fit"):
+        builder.write(Producer(driver, driver.allocate(), 96))
+    builder.discard()
+    with pytest.raises(cotensor.ConflictError):
+        builder.publish()
+
+
+def failed_publication_keeps_the_address(store: cotensor.Store) -> None:
+    builder, driver = store.empty("w", 24, "uint8", device="cuda:0"), Driver()
+    array = Consumer(builder.__dlpack__())
+    machine().set("fail cuMemExportToShareableHandle 999")
+    with pytest.raises(cotensor.IoError, match="exporting"):
+        builder.publish()
+    machine().set()
+    assert driver.read(array.address, 24) == bytes(24), "the array still has its memory"
+    array.delete()
+    del builder
+    until("the memory is free", lambda: machine().used() == 0)
+    assert "w" not in store
+
+
+def device_arrays_are_copied_on_their_device(store: cotensor.Store) -> None:
+    driver = Driver()
+    source = driver.allocate()
+    for value, options in ((1, {}), (2, {"device": "cuda:0"}), (3, {"sealed": True, "keep": False})):
+        array = Producer(driver, source, 100)
+        assert driver.fill(source, value, 100) == 0
+        tensor = store.put("w", array, **options)
+        assert (tensor.device, tensor.dtype, tensor.shape) == ("cuda:0", "uint8", (100,))
+        assert tensor.tobytes() == bytes([value]) * 100, "the producer's work has ended before the copy"
+        (stream,) = array.streams
+        assert type(stream) is int and stream > 2, "a stream of the driver, not a default one"
+        assert array.deleted == 1 and tensor.data_ptr != source
+    assert driver.fill(source, 9, 100) == 0
+    driver.wait()
+    assert tensor.tobytes() == b"\3" * 100
+    store["x"] = Producer(driver, source, 100)
+    assert store["x"].device == "cuda:0" and store["x"].tobytes() == b"\x09" * 100
+    again = store.put("y", store["x"])
+    assert again.device == "cuda:0" and again.tobytes() == b"\x09" * 100
+    for options in ({"from_device": True}, {"device": "cpu"}):
+        host = store.put("z", store["x"], **options)
+        assert host.device == "cpu" and host.tobytes() == b"\x09" * 100
+    with pytest.raises(cotensor.UnsupportedError, match="side by side"):
+        store.put("w", Producer(driver, source, 100, strides=[2]))
+    with pytest.raises(cotensor.UnsupportedError, match="put"):
+        store.put_many({"m": Producer(driver, source, 100)})
+    reasons = [copied["reason"] for copied in store.get_diagnostics()["recent_copies"]]
+    assert "put" in {reason.lower() for reason in reasons}, reasons
+
+
+def interface_arrays_are_copied_on_their_device(store: cotensor.Store) -> None:
+    driver = Driver()
+    source = driver.allocate()
+    whole = {"version": 3, "typestr": "<i4", "shape": (5, 5), "data": (source, False), "stream": driver.stream}
+    assert driver.fill(source, 1, 100) == 0
+    tensor = store.put("w", InterfaceArray(whole))
+    assert (tensor.device, tensor.dtype, tensor.shape) == ("cuda:0", "int32", (5, 5))
+    assert tensor.tobytes() == b"\1" * 100, "the stream of the interface was waited for"
+    assert driver.fill(source, 2, 100) == 0
+    older = {**whole, "version": 2, "strides": (20, 4)}
+    del older["stream"]
+    assert store.put("w", InterfaceArray(older)).tobytes() == b"\2" * 100, "any stream may be meant"
+    for change, error in (
+        ({"mask": object()}, cotensor.UnsupportedError),
+        ({"typestr": "<M8"}, cotensor.UnsupportedError),
+        ({"typestr": ">i4"}, cotensor.UnsupportedError),
+        ({"strides": (4, 20)}, cotensor.UnsupportedError),
+        ({"data": (4096, False)}, cotensor.UnsupportedError),
+        ({"data": None}, cotensor.InvalidError),
+        ({"stream": 0}, ValueError),
+    ):
+        with pytest.raises(error):
+            store.put("w", InterfaceArray({**whole, **change}))
+
+
+def lifetimes(store: cotensor.Store) -> None:
+    own = machine()
+    first = store.put("w", ELEMENTS, device="cuda:0", keep=False)
+    capsule = first.__dlpack__(max_version=(1, 0))
+    first.release()
+    del first
+    gc.collect()
+    assert store._leases("w") and own.used() == devices.UNIT, "an unconsumed capsule keeps the tensor"
+    array, driver = Consumer(capsule), Driver()
+    del capsule
+    assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+    array.delete()
+    until("the deleter releases the lease", lambda: "w" not in store)
+    until("the deleter releases the memory", lambda: own.used() == 0)
+    dropped = store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__()
+    assert own.used() == devices.UNIT
+    del dropped
+    until("a dropped capsule releases the memory", lambda: own.used() == 0)
+    # Work that is left in a stream when the array is dropped finds its memory.
+    array = Consumer(store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__())
+    target = ctypes.create_string_buffer(ELEMENTS.nbytes)
+    size = ctypes.c_size_t(ELEMENTS.nbytes)
+    driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(array.address), size, ctypes.c_uint64(driver.stream))
+    array.delete()
+    until("the memory is free", lambda: own.used() == 0)
+    assert target.raw == ELEMENTS.tobytes()
+    # A closed store: the array keeps the connection.
+    array = Consumer(store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__())
+    store.close()
+    gc.collect()
+    assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+    array.delete()
+    until("the memory is free", lambda: own.used() == 0)
+
+
+def errors(store: cotensor.Store) -> None:
+    with pytest.raises(cotensor.UnsupportedError, match="cuda:7"):
+        store.empty("w", 3, device="cuda:7")
+    for device, error in (("tpu", cotensor.InvalidError), (0, cotensor.InvalidError)):
+        with pytest.raises(error) as raised:
+            store.put("w", ELEMENTS, device=device)  # type: ignore[arg-type]
+        assert raised.value.field == "device"
+    with pytest.raises(cotensor.InvalidError, match="from_device"):
+        store.put("w", ELEMENTS, from_device=True, device="cuda:0")
+    with pytest.raises(cotensor.UnsupportedError):
+        cotensor.Store().put("w", ELEMENTS, device="cuda:0")
+    with pytest.raises(cotensor.OverBudgetError):
+        store.empty("w", 1 << 30, "uint8", device="cuda:0")
+    machine().set("fail cuMemCreate 2")
+    with pytest.raises(cotensor.OverBudgetError, match="bytes left"):
+        store.empty("w", 3, device="cuda:0")
+    machine().set(f"lost {os.getpid()} 700")
+    with pytest.raises(cotensor.IoError, match="started again"):
+        store.empty("w", 3, device="cuda:0")
+    machine().set()
+    assert "w" not in store
+
+
+def other_device_of_an_array(store: cotensor.Store) -> None:
+    """A process with two devices."""
+    driver = Driver(1)
+    source = driver.allocate()
+    assert driver.fill(source, 5, 100) == 0
+    assert store.put("same", Producer(driver, source, 100)).__dlpack_device__() == (2, 1)
+    moved = store.put("moved", Producer(driver, source, 100), device="cuda:0")
+    assert moved.__dlpack_device__() == (2, 0) and moved.tobytes() == b"\5" * 100
+    found = store.put("interface", InterfaceArray({"typestr": "|u1", "shape": (100,), "data": (source, True)}))
+    assert found.device == "cuda:1" and found.tobytes() == b"\5" * 100
+
+
+def renumbered_device(store: cotensor.Store) -> None:
+    """A process that sees the machine's second device as its first."""
+    tensor, driver = store["on 1"], Driver()
+    assert (tensor.device, tensor.__dlpack_device__()) == ("cuda:1", (2, 0))
+    assert driver.read(tensor.data_ptr, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+    assert store.put("here", Producer(driver, driver.allocate(), 8)).device == "cuda:1"
+    with pytest.raises(cotensor.UnsupportedError, match="cuda:0"):
+        store["on 0"]
+
+
+def publishes_on_each_device(store: cotensor.Store) -> None:
+    for device in (0, 1):
+        store.put(f"on {device}", ELEMENTS, device=f"cuda:{device}")
+
+
+def shares(store: cotensor.Store) -> None:
+    """Publishes, and stays."""
+    with store.empty("w", (4, 6), device="cuda:0") as builder:
+        builder.write(ELEMENTS)
+    capsule = store["w"].__dlpack__()
+    step("published")
+    del capsule
+
+
+def reads(store: cotensor.Store) -> None:
+    """Uses the same memory, and stays."""
+    tensor, driver = store["w"], Driver()
+    array = Consumer(tensor.__dlpack__(max_version=(1, 0), stream=driver.stream))
+    assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+    step("read")
+    assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+    step("read again")
+
+
+def without_a_driver(store: cotensor.Store) -> None:
+    with pytest.raises(cotensor.UnsupportedError, match="COTENSOR_CUDA_DRIVER"):
+        store.put("w", ELEMENTS, device="cuda:0")
+
+    class Somewhere:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+        def __dlpack__(self, **_options: Any) -> Any:
+            raise AssertionError("an array that cannot be shared is not exported")
+
+    with pytest.raises(cotensor.UnsupportedError, match="from_device=True") as raised:
+        store.put("w", Somewhere())
+    assert raised.value.field == "array"
+
+
+def torch_without_cuda(store: cotensor.Store) -> None:
+    for shown in (store.put("w", ELEMENTS, device="cuda:0"), store.empty("x", 3, device="cuda:0")):
+        with pytest.raises(cotensor.UnsupportedError, match="PyTorch has no CUDA"):
+            shown.torch()
+
+
+if __name__ == "__main__":
+    with cotensor.connect(sys.argv[2]) as opened:
+        globals()[sys.argv[1]](opened)
+    print("done", flush=True)

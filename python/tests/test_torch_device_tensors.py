@@ -1,0 +1,67 @@
+"""Tensors on a GPU as tensors of PyTorch, where PyTorch has CUDA."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+from conftest import serving
+from device_common import Machine
+
+import cotensor
+
+torch = pytest.importorskip("torch")
+
+PROGRAMS = Path(__file__).with_name("device_programs.py")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch has CUDA here")
+def test_pytorch_without_cuda_is_named(tmp_path: Path) -> None:
+    with serving("--max-device-memory=cuda:0=64MiB") as daemon:
+        command = [sys.executable, str(PROGRAMS), "torch_without_cuda", str(daemon.socket)]
+        ended = subprocess.run(command, env=Machine(tmp_path).environment(), capture_output=True, text=True)
+    assert ended.returncode == 0 and ended.stdout.endswith("done\n"), ended.stdout + ended.stderr
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no CUDA here")
+
+
+@pytest.fixture
+def store() -> Iterator[cotensor.Store]:
+    with serving("--max-device-memory=cuda:0=1GiB") as daemon, daemon.connect() as opened:
+        yield opened
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "complex64", "bool"])
+def test_put_and_get_stay_on_the_device(store: cotensor.Store, dtype: str) -> None:
+    source = torch.arange(4096, device="cuda:0").remainder(2).to(getattr(torch, dtype))
+    tensor = store.put("w", source)
+    shown = tensor.torch()
+    assert (tensor.device, shown.device, shown.dtype) == ("cuda:0", source.device, source.dtype)
+    assert shown.data_ptr() == tensor.data_ptr != source.data_ptr()
+    assert torch.equal(shown.view(torch.uint8), source.view(torch.uint8))
+    assert torch.from_dlpack(store["w"]).data_ptr() == tensor.data_ptr
+
+
+@needs_cuda
+def test_put_waits_for_the_stream_of_the_array(store: cotensor.Store) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for value in range(10):
+            large = torch.ones(2048, 2048, device="cuda:0")
+            for _ in range(20):
+                large = large @ large / 2048
+            source = large * value
+            tensor = store.put("w", source)
+            assert torch.equal(tensor.torch(), torch.full_like(source, value)), value
+
+
+@needs_cuda
+def test_builder_is_filled_by_kernels(store: cotensor.Store) -> None:
+    builder = store.empty("w", (1024, 1024), device="cuda:0")
+    torch.from_dlpack(builder).fill_(3)
+    tensor = builder.publish()
+    assert tensor.tobytes() == torch.full((1024, 1024), 3.0).numpy().tobytes()
