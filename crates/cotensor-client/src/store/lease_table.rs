@@ -88,19 +88,26 @@ impl LeaseTable {
 
     /// A lease of the newest version of a name, if it is in the table and the index confirms it. Makes no call.
     pub(super) fn find_newest(&self, name: &str, holder: &Holder) -> Option<Lease> {
-        let newest = read(&self.newest);
-        let (slot, record) = newest.names.get(name)?;
-        let valid = newest.index.as_ref()?.get(slot.slot) == Some(slot.generation);
-        valid.then(|| record.upgrade()?.lease_on_lookup(holder)).flatten()
+        let (record, ..) = self.newest_of(name)?;
+        record.lease_on_lookup(holder)
     }
 
     /// The index and the slot in which a change of `name` shows, while the index confirms that `id` is its newest version.
     pub(super) fn slot_of(&self, name: &str, id: TensorId) -> Option<(Arc<SharedIndexReader>, IndexSlot)> {
+        let (record, index, slot) = self.newest_of(name)?;
+        (record.id() == id).then_some((index, slot))
+    }
+
+    /// The record of the newest version of a name, if it is in the table and the index confirms it. The caller drops the record without a
+    /// lock: the last drop of one takes the locks of this table.
+    fn newest_of(&self, name: &str) -> Option<(Arc<Record>, Arc<SharedIndexReader>, IndexSlot)> {
         let newest = read(&self.newest);
         let (slot, record) = newest.names.get(name)?;
         let index = newest.index.as_ref()?;
-        let is_newest = index.get(slot.slot) == Some(slot.generation) && record.upgrade()?.id() == id;
-        is_newest.then(|| (Arc::clone(index), *slot))
+        if index.get(slot.slot) != Some(slot.generation) {
+            return None;
+        }
+        Some((record.upgrade()?, Arc::clone(index), *slot))
     }
 
     /// Forgets the newest versions: the next lookup of each name is a call.
