@@ -1,9 +1,9 @@
 //! Memory of a device that another library of this process owns, such as an array of PyTorch.
 
-use super::functions::DEVICE_ORDINAL;
+use super::functions::{DEVICE_ORDINAL, Vendor};
 use super::memory::CudaMemory;
-use super::segment::CudaSegmentMut;
-use cotensor_core::{Device, Error, Memory, Result, SegmentMut, range_within};
+use super::segment::{CudaSegment, CudaSegmentMut};
+use cotensor_core::{Device, Error, Memory, Result, Segment, SegmentMut, range_within};
 
 /// The most bytes that pass through the host at once, on their way to another device.
 const HOST_BYTES: usize = 64 << 20;
@@ -21,6 +21,19 @@ impl CudaMemory {
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.opened().device.ordinal
+    }
+
+    /// Whether the driver is AMD's.
+    #[must_use]
+    pub fn is_amd(&self) -> bool {
+        self.opened().driver.vendor() == Vendor::Amd
+    }
+
+    /// Whether other code may have the address of `segment`, so that the end of its memory waits for the work of this process.
+    #[must_use]
+    pub fn is_lent(segment: &dyn Segment) -> bool {
+        let segment = segment.as_any().and_then(|segment| segment.downcast_ref::<CudaSegment>());
+        segment.is_some_and(|segment| segment.mapping.is_lent())
     }
 
     /// The driver's handle of the stream in which this process copies bytes. The owner of an array lets this stream wait for the work
@@ -85,6 +98,18 @@ impl CudaBytes {
         self.memory.device()
     }
 
+    /// How many they are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Copies all of them to `target` from the byte `offset` on: on the device if it is the same one, else through the host. Waits for the
     /// copy.
     ///
@@ -98,6 +123,7 @@ impl CudaBytes {
         let own = self.memory.opened();
         let segment = target.as_any_mut().and_then(|target| target.downcast_mut::<CudaSegmentMut>());
         if let Some(segment) = segment.filter(|segment| segment.device.ordinal == own.ordinal) {
+            segment.mapping.wait_for_users()?;
             let address = segment.mapping.address() + offset as u64;
             // SAFETY: the creator of this value promised that the source can be read; `target` is borrowed, and has these bytes.
             return unsafe { own.context()?.copy(address, self.address, self.len) };

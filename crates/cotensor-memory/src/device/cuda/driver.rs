@@ -79,6 +79,10 @@ impl CudaDriver {
         self.vendor.interface()
     }
 
+    pub(super) fn vendor(&self) -> Vendor {
+        self.vendor
+    }
+
     /// The library.
     pub fn path(&self) -> &Path {
         &self.path

@@ -25,6 +25,11 @@ impl Lendable {
         self.mapping.address()
     }
 
+    /// Whether other code has the address.
+    pub(super) fn is_lent(&self) -> bool {
+        self.user.get().is_some()
+    }
+
     /// Waits for the work of other code that may use the address. Without such code, it returns at once: functions that copy wait for
     /// their own copies.
     ///

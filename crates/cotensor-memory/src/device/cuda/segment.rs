@@ -40,6 +40,7 @@ impl SegmentMut for CudaSegmentMut {
         if source.is_empty() {
             return Ok(());
         }
+        self.mapping.wait_for_users()?;
         self.device.context()?.write(&self.mapping, range.start, source)
     }
 
