@@ -3,6 +3,7 @@
 use crate::process::ProcessLocal;
 use crate::release::release_later;
 use cotensor::{Lease, Store};
+use cotensor_memory::CudaMemory;
 use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -38,10 +39,11 @@ impl HeldLease {
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
-        let is_host = self.lease.device().is_host();
+        // Memory without users ends at once, so that `release` is one.
+        let waits = self.lease.is_ours() && CudaMemory::is_lent(self.lease.segment());
         // SAFETY: both are taken once: dropped only here, and not used afterwards.
         let held = unsafe { (ManuallyDrop::take(&mut self.lease), ManuallyDrop::take(&mut self.store)) };
-        if !is_host && held.0.is_ours() {
+        if waits {
             release_later(Box::new(held));
         }
     }

@@ -1,10 +1,38 @@
 //! Values whose drop may wait for a device.
 
+use cotensor::{Error, ErrorKind};
+use cotensor_store::TensorSpec;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 
 /// A thread that drops values, and its process.
 type Releaser = (u32, Option<Sender<Box<dyn Send>>>);
+
+/// Waits until the values that were given to [`release_later`] before are dropped. The caller is detached from Python.
+fn wait_for_releases() {
+    let (end, ended) = channel::<()>();
+    release_later(Box::new(end));
+    // The drop of `end` is the answer.
+    let _ = ended.recv();
+}
+
+/// The result of `reserve`, which is called again for memory of a device that has none left, once the memory of dropped arrays is free.
+/// The caller is detached from Python.
+pub(crate) fn after_releases<T>(
+    spec: TensorSpec,
+    reserve: impl Fn(TensorSpec) -> Result<T, Error>,
+) -> Result<T, Error> {
+    if spec.device.is_host() {
+        return reserve(spec);
+    }
+    match reserve(spec.clone()) {
+        Err(error) if error.kind() == ErrorKind::OverBudget => {
+            wait_for_releases();
+            reserve(spec)
+        }
+        outcome => outcome,
+    }
+}
 
 /// Drops `value` on another thread. The end of device memory waits for the work of this process on the device, which may need Python:
 /// the thread that drops an array must not wait for it.

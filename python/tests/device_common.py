@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes as c
 import fcntl
+import math
 import os
 import shutil
 import struct
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: The unit in which the driver allocates.
@@ -103,9 +104,10 @@ class Driver:
         self.call("cuMemSetAccess", address, c.c_size_t(nbytes), c.byref(access), c.c_size_t(1))
         return address.value
 
-    def fill(self, address: int, value: int, nbytes: int) -> int:
-        """Gives the stream work, which runs late. Returns the driver's result."""
-        arguments = (c.c_uint64(address), c.c_uint8(value), c.c_size_t(nbytes), c.c_uint64(self.stream))
+    def fill(self, address: int, value: int, nbytes: int, stream: Optional[int] = None) -> int:
+        """Gives a stream, by default the own one, work, which runs late. Returns the driver's result."""
+        to = c.c_uint64(self.stream if stream is None else stream)
+        arguments = (c.c_uint64(address), c.c_uint8(value), c.c_size_t(nbytes), to)
         return self.result("cuMemsetD8Async", *arguments)
 
     def write(self, address: int, content: bytes) -> None:
@@ -199,11 +201,18 @@ class Consumer:
 
 
 class Producer:
-    """An array of bytes of another library, whose last write is still in its stream."""
+    """An array of bytes of another library, whose last write sets all of them to `value`."""
 
-    def __init__(self, driver: Driver, address: int, nbytes: int, strides: Optional[List[int]] = None) -> None:
-        self.driver, self.address, self.nbytes = driver, address, nbytes
-        self.strides = strides
+    def __init__(
+        self,
+        driver: Driver,
+        address: int,
+        shape: Sequence[int],
+        value: Optional[int] = None,
+        strides: Optional[List[int]] = None,
+    ) -> None:
+        self.driver, self.address, self.shape = driver, address, list(shape)
+        self.value, self.strides = value, strides
         self.streams: List[Any] = []
         self.deleted = 0
 
@@ -212,14 +221,17 @@ class Producer:
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
         self.streams.append(stream)
-        # The specification: the consumer's stream must not read before the producer's has written; -1 asks for nothing.
-        if stream != -1:
-            self.driver.wait()
-        self._shape = (c.c_int64 * 1)(self.nbytes)
-        self._strides = (c.c_int64 * 1)(*self.strides) if self.strides else None
+        # The specification: the consumer's stream must not read before the write, which runs late and for which the host does
+        # not wait; -1 asks for nothing.
+        if self.value is not None and stream != -1:
+            assert self.driver.fill(self.address, self.value, math.prod(self.shape), stream) == 0
+        rank = len(self.shape)
+        self._shape = (c.c_int64 * rank)(*self.shape)
+        self._strides = (c.c_int64 * rank)(*self.strides) if self.strides else None
         self._deleter = _Deleter(self._delete)
         strides = c.cast(self._strides, c.POINTER(c.c_int64)) if self._strides else None
-        tensor = _DLTensor(self.address, 2, self.driver.device, 1, 1, 8, 1, c.cast(self._shape, c.POINTER(c.c_int64)), strides, 0)
+        shape = c.cast(self._shape, c.POINTER(c.c_int64))
+        tensor = _DLTensor(self.address, 2, self.driver.device, rank, 1, 8, 1, shape, strides, 0)
         self._managed = _Managed(tensor, None, self._deleter)
         return _python.PyCapsule_New(c.addressof(self._managed), c.cast(_NAME, c.c_char_p), None)
 

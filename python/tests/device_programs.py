@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import time
+from functools import partial
 from typing import Any, Callable
 
 import device_common as devices
@@ -122,6 +123,17 @@ def cuda_array_interface(store: cotensor.Store) -> None:
     with pytest.raises(AttributeError, match="DLPack"):
         getattr(half, "__cuda_array_interface__")  # noqa: B009
     assert not hasattr(half.publish(), "__cuda_array_interface__")
+    # CuPy and Numba keep the object that has the interface, and nothing else.
+    driver, own = Driver(), machine()
+    shown = store.put("own", ELEMENTS, device="cuda:0", keep=False)
+    address, used = shown.__cuda_array_interface__["data"][0], own.used()
+    shown.release()
+    assert shown.released and driver.read(address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
+    for released in (shown, store.put("host", ELEMENTS)):
+        released.release()
+        assert not hasattr(released, "__cuda_array_interface__")
+    del shown, released
+    until("the object releases the memory", lambda: own.used() == used - devices.UNIT)
 
 
 def host_methods_name_the_way_out(store: cotensor.Store) -> None:
@@ -171,18 +183,25 @@ def builder_is_filled_on_the_device(store: cotensor.Store) -> None:
     assert (array.flags, array.device, array.address) == (0, (2, 0), builder.data_ptr)
     assert builder.__cuda_array_interface__["data"] == (builder.data_ptr, False)
     assert driver.read(array.address, 24) == bytes(24)
-    for method in ("numpy", "_fileno"):
+    for call in (builder.numpy, builder._fileno, partial(np.asarray, builder)):
         with pytest.raises(cotensor.UnsupportedError, match="device|cuda:0"):
-            getattr(builder, method)()
+            call()
     for forbidden in ({"copy": True}, {"dl_device": (1, 0)}, {"stream": 0}):
         with pytest.raises(BufferError):
             builder.__dlpack__(**forbidden)
+    # A later consumer sees the work of earlier ones.
+    other = Driver()
+    assert driver.fill(array.address, 5, 24) == 0
+    Consumer(builder.__dlpack__(stream=other.stream)).delete()
+    assert other.read(array.address, 24) == b"\5" * 24
+    assert driver.fill(array.address, 6, 24) == 0
+    assert other.read(builder.__cuda_array_interface__["data"][0], 24) == b"\6" * 24
     assert driver.fill(array.address, 7, 24) == 0
     # The work is still in the stream: the publication waits for it.
     tensor = builder.publish()
     assert tensor.tobytes() == b"\7" * 24 and tensor.data_ptr == array.address
     assert driver.fill(array.address, 8, 24) == devices.INVALID_VALUE
-    del builder, tensor
+    del builder, call, tensor
     store.remove("w")
     assert driver.read(array.address, 24) == b"\7" * 24, "the array keeps the memory"
     array.delete()
@@ -197,9 +216,19 @@ def builder_takes_arrays_of_both_places(store: cotensor.Store) -> None:
     with store.empty("x", (4, 6), "float32", device="cuda:0") as builder:
         builder.write(store["w"])
     assert store["x"].tobytes() == ELEMENTS.tobytes()
+    # Work of other code on the same memory ends first.
+    source = driver.allocate()
+    for value, array in ((3, ELEMENTS.view("uint8")), (4, Producer(driver, source, [4, 24], 4))):
+        with store.empty("z", (4, 24), "uint8", device="cuda:0") as builder:
+            shown = Consumer(builder.__dlpack__())
+            assert driver.fill(shown.address, 7, 96) == 0
+            builder.write(array)
+            driver.wait()
+            assert driver.read(shown.address, 96) == (ELEMENTS.tobytes() if value == 3 else bytes([value]) * 96)
+        shown.delete()
     builder = store.empty("y", (4, 6), device="cuda:0")
     with pytest.raises(cotensor.InvalidError, match="does not fit"):
-        builder.write(Producer(driver, driver.allocate(), 96))
+        builder.write(Producer(driver, driver.allocate(), [96]))
     builder.discard()
     with pytest.raises(cotensor.ConflictError):
         builder.publish()
@@ -223,18 +252,17 @@ def device_arrays_are_copied_on_their_device(store: cotensor.Store) -> None:
     driver = Driver()
     source = driver.allocate()
     for value, options in ((1, {}), (2, {"device": "cuda:0"}), (3, {"sealed": True, "keep": False})):
-        array = Producer(driver, source, 100)
-        assert driver.fill(source, value, 100) == 0
+        array = Producer(driver, source, [100], value)
         tensor = store.put("w", array, **options)
         assert (tensor.device, tensor.dtype, tensor.shape) == ("cuda:0", "uint8", (100,))
-        assert tensor.tobytes() == bytes([value]) * 100, "the producer's work has ended before the copy"
+        assert tensor.tobytes() == bytes([value]) * 100, "the copy follows the producer's work in its stream"
         (stream,) = array.streams
         assert type(stream) is int and stream > 2, "a stream of the driver, not a default one"
         assert array.deleted == 1 and tensor.data_ptr != source
     assert driver.fill(source, 9, 100) == 0
     driver.wait()
     assert tensor.tobytes() == b"\3" * 100
-    store["x"] = Producer(driver, source, 100)
+    store["x"] = Producer(driver, source, [100])
     assert store["x"].device == "cuda:0" and store["x"].tobytes() == b"\x09" * 100
     again = store.put("y", store["x"])
     assert again.device == "cuda:0" and again.tobytes() == b"\x09" * 100
@@ -242,9 +270,17 @@ def device_arrays_are_copied_on_their_device(store: cotensor.Store) -> None:
         host = store.put("z", store["x"], **options)
         assert host.device == "cpu" and host.tobytes() == b"\x09" * 100
     with pytest.raises(cotensor.UnsupportedError, match="side by side"):
-        store.put("w", Producer(driver, source, 100, strides=[2]))
+        store.put("w", Producer(driver, source, [100], strides=[2]))
     with pytest.raises(cotensor.UnsupportedError, match="put"):
-        store.put_many({"m": Producer(driver, source, 100)})
+        store.put_many({"m": Producer(driver, source, [100])})
+    # Numbers that a product in 64 bits does not hold.
+    huge = 1 << 62
+    with pytest.raises(cotensor.InvalidError, match="spans more"):
+        store.put("e", Producer(driver, source, [0, huge, 4]))
+    assert store.put("e", Producer(driver, source, [0, 1], strides=[huge, -huge])).shape == (0, 1)
+    for shape, strides in (([huge, 4], None), ([1, huge, 4], None)):
+        with pytest.raises((cotensor.InvalidError, cotensor.UnsupportedError), match="too large"):
+            store.put("w", Producer(driver, source, shape, strides=strides))
     reasons = [copied["reason"] for copied in store.get_diagnostics()["recent_copies"]]
     assert "put" in {reason.lower() for reason in reasons}, reasons
 
@@ -268,10 +304,28 @@ def interface_arrays_are_copied_on_their_device(store: cotensor.Store) -> None:
         ({"strides": (4, 20)}, cotensor.UnsupportedError),
         ({"data": (4096, False)}, cotensor.UnsupportedError),
         ({"data": None}, cotensor.InvalidError),
-        ({"stream": 0}, ValueError),
+        ({"data": (0, False)}, cotensor.InvalidError),
+        ({"data": source}, cotensor.InvalidError),
+        ({"typestr": 4}, cotensor.InvalidError),
+        ({"shape": (-1, 5)}, cotensor.InvalidError),
+        ({"shape": (1 << 62, 4), "strides": (16, 4)}, cotensor.InvalidError),
+        ({"strides": "row"}, cotensor.InvalidError),
+        ({"version": "3"}, cotensor.InvalidError),
+        ({"stream": "x"}, cotensor.InvalidError),
+        ({"stream": 0}, cotensor.InvalidError),
     ):
-        with pytest.raises(error):
+        with pytest.raises(error) as raised:
             store.put("w", InterfaceArray({**whole, **change}))
+        assert raised.value.field == "array", change
+    empty = {**whole, "shape": (0, 1 << 62, 4), "strides": (1 << 62, 16, 4), "stream": None}
+    with pytest.raises(cotensor.InvalidError, match="spans more"):
+        store.put("e", InterfaceArray(empty))
+    for interface in (3, [whole]):
+        with pytest.raises(cotensor.InvalidError, match="dict") as raised:
+            store.put("w", InterfaceArray(interface))  # type: ignore[arg-type]
+        assert raised.value.field == "array"
+    with pytest.raises(cotensor.InvalidError, match="address 0"):
+        store.put("w", InterfaceArray({**whole, "data": (0, False)}), from_device=True)
 
 
 def lifetimes(store: cotensor.Store) -> None:
@@ -309,6 +363,18 @@ def lifetimes(store: cotensor.Store) -> None:
     until("the memory is free", lambda: own.used() == 0)
 
 
+def memory_of_dropped_arrays_is_free_for_the_next(store: cotensor.Store) -> None:
+    driver, large = Driver(), np.ones(60 << 20, "uint8")
+    for _ in range(4):
+        store.put("w", large, device="cuda:0", keep=False).release()
+    for _ in range(8):
+        builder = store.empty("w", 60 << 20, "uint8", device="cuda:0", keep=False)
+        array = Consumer(builder.__dlpack__())
+        assert driver.fill(array.address, 1, 60 << 20) == 0
+        del builder
+        array.delete()
+
+
 def errors(store: cotensor.Store) -> None:
     with pytest.raises(cotensor.UnsupportedError, match="cuda:7"):
         store.empty("w", 3, device="cuda:7")
@@ -336,12 +402,14 @@ def other_device_of_an_array(store: cotensor.Store) -> None:
     """A process with two devices."""
     driver = Driver(1)
     source = driver.allocate()
-    assert driver.fill(source, 5, 100) == 0
-    assert store.put("same", Producer(driver, source, 100)).__dlpack_device__() == (2, 1)
-    moved = store.put("moved", Producer(driver, source, 100), device="cuda:0")
+    assert store.put("same", Producer(driver, source, [100], 4)).__dlpack_device__() == (2, 1)
+    moved = store.put("moved", Producer(driver, source, [100], 5), device="cuda:0")
     assert moved.__dlpack_device__() == (2, 0) and moved.tobytes() == b"\5" * 100
     found = store.put("interface", InterfaceArray({"typestr": "|u1", "shape": (100,), "data": (source, True)}))
     assert found.device == "cuda:1" and found.tobytes() == b"\5" * 100
+    for address, device in ((source, "cuda:1"), (0, "cuda:0")):
+        empty = {"typestr": "|u1", "shape": (0, 3), "data": (address, True)}
+        assert store.put("empty", InterfaceArray(empty)).device == device
 
 
 def renumbered_device(store: cotensor.Store) -> None:
@@ -349,7 +417,7 @@ def renumbered_device(store: cotensor.Store) -> None:
     tensor, driver = store["on 1"], Driver()
     assert (tensor.device, tensor.__dlpack_device__()) == ("cuda:1", (2, 0))
     assert driver.read(tensor.data_ptr, ELEMENTS.nbytes) == ELEMENTS.tobytes()
-    assert store.put("here", Producer(driver, driver.allocate(), 8)).device == "cuda:1"
+    assert store.put("here", Producer(driver, driver.allocate(), [8])).device == "cuda:1"
     with pytest.raises(cotensor.UnsupportedError, match="cuda:0"):
         store["on 0"]
 
@@ -392,6 +460,36 @@ def without_a_driver(store: cotensor.Store) -> None:
     with pytest.raises(cotensor.UnsupportedError, match="from_device=True") as raised:
         store.put("w", Somewhere())
     assert raised.value.field == "array"
+
+
+def torch_has_the_device_of_an_array_as_current_one(store: cotensor.Store) -> None:
+    import torch
+
+    driver, entered = Driver(), []
+    producer = Producer(driver, driver.allocate(), [100], 6)
+
+    class Current:
+        def __init__(self, ordinal: int) -> None:
+            self.ordinal = ordinal
+
+        def __enter__(self) -> None:
+            entered.append(self.ordinal)
+
+        def __exit__(self, *_exception: object) -> None:
+            entered.append(None)
+
+    class Elsewhere(torch.Tensor):
+        def __dlpack_device__(self) -> Any:
+            return (2, 0)
+
+        def __dlpack__(self, **options: Any) -> Any:
+            assert entered == [0], "torch records its event in the current device's stream"
+            return producer.__dlpack__(**options)
+
+    torch.cuda.device = Current  # type: ignore[assignment,misc]
+    array = torch.zeros(100, dtype=torch.uint8).as_subclass(Elsewhere)
+    assert store.put("w", array).tobytes() == b"\6" * 100
+    assert entered == [0, None]
 
 
 def torch_without_cuda(store: cotensor.Store) -> None:

@@ -29,6 +29,7 @@ ALONE = [
     "device_arrays_are_copied_on_their_device",
     "interface_arrays_are_copied_on_their_device",
     "lifetimes",
+    "memory_of_dropped_arrays_is_free_for_the_next",
     "errors",
 ]
 

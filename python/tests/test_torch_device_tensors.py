@@ -19,9 +19,10 @@ PROGRAMS = Path(__file__).with_name("device_programs.py")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch has CUDA here")
-def test_pytorch_without_cuda_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["torch_without_cuda", "torch_has_the_device_of_an_array_as_current_one"])
+def test_pytorch_without_cuda(program: str, tmp_path: Path) -> None:
     with serving("--max-device-memory=cuda:0=64MiB") as daemon:
-        command = [sys.executable, str(PROGRAMS), "torch_without_cuda", str(daemon.socket)]
+        command = [sys.executable, str(PROGRAMS), program, str(daemon.socket)]
         ended = subprocess.run(command, env=Machine(tmp_path).environment(), capture_output=True, text=True)
     assert ended.returncode == 0 and ended.stdout.endswith("done\n"), ended.stdout + ended.stderr
 

@@ -8,6 +8,8 @@ use std::ffi::{CStr, c_void};
 pub(crate) const CPU: i32 = 1;
 /// `kDLCUDA`.
 pub(crate) const CUDA: i32 = 2;
+/// `kDLROCM`: a device of AMD's driver.
+pub(crate) const ROCM: i32 = 10;
 /// `__dlpack_device__` of host memory.
 pub(crate) const HOST: (i32, i32) = (CPU, 0);
 /// `kDLCUDAHost` and `kDLROCMHost`: host memory that a device can access.

@@ -1,6 +1,6 @@
 //! Arrays of other libraries, taken from DLPack capsules.
 
-use super::abi::{CUDA, Device, DlTensor, NAME, NAME_VERSIONED, Unversioned, VERSION, Versioned, dtype_of, is_host};
+use super::abi::{Device, DlTensor, NAME, NAME_VERSIONED, Unversioned, VERSION, Versioned, dtype_of, is_host};
 use crate::errors::OrRaise;
 use cotensor::{DType, Error};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
@@ -58,15 +58,15 @@ pub(crate) fn take(array: &Bound<'_, PyAny>) -> PyResult<Imported> {
     open(&capsule_of(array, &PyDict::new(array.py()))?)
 }
 
-/// As [`take`], of an array on a CUDA device. Its library lets `stream`, a handle of the driver, wait for the work that writes the
+/// As [`take`], of an array on a CUDA device, whose kind in DLPack is `kind`. Its library lets `stream`, a handle of the driver, wait for the work that writes the
 /// array.
 ///
 /// # Errors
 /// As [`take`]; `Unsupported` for an array that is not on a CUDA device.
-pub(crate) fn take_cuda(array: &Bound<'_, PyAny>, stream: usize) -> PyResult<Imported> {
+pub(crate) fn take_cuda(array: &Bound<'_, PyAny>, kind: i32, stream: usize) -> PyResult<Imported> {
     let options = PyDict::new(array.py());
     options.set_item("stream", stream)?;
-    open_on(&capsule_of(array, &options)?, |kind| kind == CUDA)
+    open_on(&capsule_of(array, &options)?, |found| found == kind)
 }
 
 fn capsule_of<'py>(array: &Bound<'py, PyAny>, options: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyAny>> {
@@ -110,13 +110,19 @@ fn open_on(capsule: &Bound<'_, PyAny>, is_wanted: impl FnOnce(i32) -> bool) -> P
     let shape: Vec<usize> = numbers(tensor.shape).into_iter().map(|dim| usize::try_from(dim).unwrap_or(0)).collect();
     let item = dtype.size_bytes() as isize;
     let strides = if tensor.strides.is_null() {
-        let mut strides = vec![item; rank];
-        for axis in (1..rank).rev() {
-            strides[axis - 1] = strides[axis] * shape[axis].max(1) as isize;
-        }
-        strides
+        row_major(&shape, item)
     } else {
-        numbers(tensor.strides).into_iter().map(|stride| stride as isize * item).collect()
+        let bytes = |stride: i64| isize::try_from(stride).ok()?.checked_mul(item);
+        numbers(tensor.strides).into_iter().map(bytes).collect()
+    };
+    let strides = match strides {
+        Some(strides) => strides,
+        // No element has an address.
+        None if shape.contains(&0) => vec![item; rank],
+        None => {
+            return Err(Error::invalid(format!("an array of {shape:?} elements with its strides is too large")))
+                .or_raise(py);
+        }
     };
     if tensor.data.is_null() && !shape.contains(&0) {
         return Err(Error::unsupported("the array has no memory of its own (torch's fake tensors have none)"))
@@ -124,6 +130,15 @@ fn open_on(capsule: &Bound<'_, PyAny>, is_wanted: impl FnOnce(i32) -> bool) -> P
     }
     let address = tensor.data.cast::<u8>().cast_const().wrapping_byte_add(tensor.byte_offset as usize);
     Ok(Imported { address, device, dtype, shape, strides, _owner: owner })
+}
+
+/// Strides in bytes; none beyond the address space.
+fn row_major(shape: &[usize], item: isize) -> Option<Vec<isize>> {
+    let mut strides = vec![item; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis].checked_mul(isize::try_from(shape[axis].max(1)).ok()?)?;
+    }
+    Some(strides)
 }
 
 fn own(capsule: &Bound<'_, PyAny>) -> PyResult<(Owner, *const DlTensor)> {

@@ -2,7 +2,7 @@
 
 use super::buffer::{Buffer, KeepAlive};
 use super::numpy::array_interface;
-use crate::dlpack::abi::{CPU, CUDA, Device as DlDevice};
+use crate::dlpack::abi::{CPU, CUDA, Device as DlDevice, ROCM};
 use crate::dlpack::to_capsule::Flags;
 use crate::errors::raise;
 use cotensor::{DType, Error};
@@ -27,7 +27,8 @@ pub(crate) fn cuda_memory(device: Device) -> Result<Option<&'static CudaMemory>,
 
 /// The device as DLPack has it, with its number in this process.
 pub(crate) fn dl_device(memory: &CudaMemory) -> DlDevice {
-    DlDevice { kind: CUDA, id: i32::try_from(memory.ordinal()).unwrap_or(i32::MAX) }
+    let kind = if memory.is_amd() { ROCM } else { CUDA };
+    DlDevice { kind, id: i32::try_from(memory.ordinal()).unwrap_or(i32::MAX) }
 }
 
 /// The error of a method that needs host memory. `what` is the tensor.
@@ -51,8 +52,8 @@ pub(crate) enum Wanted {
 impl Wanted {
     /// What the arguments of `__dlpack__` ask for.
     ///
-    /// The memory is complete before a consumer can have it: its publication has waited for the device, and so has each copy. So the
-    /// consumer's stream needs no event of a producer, and `stream` has no effect besides the check.
+    /// Published memory is complete: its publication has waited for the device, and so has each copy. So the consumer's stream needs no
+    /// event of a producer, and `stream` has no effect besides the check. A builder waits for its earlier consumers itself.
     ///
     /// # Errors
     /// `BufferError` for a stream that CUDA does not have, for another device, and for a copy that `copy=False` forbids.
@@ -63,10 +64,10 @@ impl Wanted {
         copy: Option<bool>,
     ) -> PyResult<Self> {
         // In the specification, None and 1 are the legacy default stream, 2 is the one of the thread, larger numbers are handles, and
-        // -1 is no synchronization. 0 is ambiguous.
+        // -1 is no synchronization. 0 is ambiguous; for AMD, it is the default stream.
         let stream = stream.filter(|stream| !stream.is_none());
         if let Some(stream) = stream
-            && !stream.extract::<i64>().is_ok_and(|id| id == -1 || id > 0)
+            && !stream.extract::<i64>().is_ok_and(|id| id == -1 || id > 0 || (id == 0 && own.kind == ROCM))
         {
             let shown = stream.repr()?;
             let message = format!("stream {shown} is not a stream of CUDA: pass None, -1, 1, 2 or a handle");
@@ -130,7 +131,7 @@ pub(crate) fn cuda_array_interface<'py>(
     if layout.is_empty() {
         interface.set_item("data", (0, read_only))?;
     }
-    // The memory is complete, as for `Wanted::of`.
+    // Published memory is complete, and a builder waits for its earlier consumers: see `Wanted::of`.
     interface.set_item("stream", py.None())?;
     Ok(interface)
 }

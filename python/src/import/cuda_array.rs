@@ -3,14 +3,15 @@
 use super::dtype::type_string_dtype;
 use super::refusal::refusal;
 use super::source::{resolved, small_float};
-use crate::dlpack::abi::{CUDA, device_of};
+use crate::dlpack::abi::{CUDA, ROCM, device_of};
 use crate::dlpack::from_capsule::{Imported, take_cuda};
 use crate::errors::{OrRaise, raise};
+use crate::export::device::dl_device;
+use crate::imports::Torch;
 use cotensor::{DType, Error, ErrorKind};
 use cotensor_core::Device;
 use cotensor_memory::{CudaBytes, CudaMemory};
 use cotensor_store::{CopyReason, Reservation};
-use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -56,35 +57,45 @@ impl CudaArray {
             }
             // Errors of the library are those of its host arrays, too.
             return match device_of(array) {
-                Ok((CUDA, ordinal)) => Self::of_dlpack(array, ordinal, place).map(Some),
+                Ok((kind @ (CUDA | ROCM), ordinal)) => Self::of_dlpack(array, (kind, ordinal), place).map(Some),
                 _ => Ok(None),
             };
         }
         match array.getattr_opt("__cuda_array_interface__")? {
-            Some(interface) => Self::of_interface(array, &interface.cast_into()?, place).map(Some),
+            Some(interface) => {
+                let interface = interface.cast_into().map_err(|_| {
+                    let message = "__cuda_array_interface__ is not a dict";
+                    raise(py, &Error::invalid(message).in_field(place.to_string()))
+                })?;
+                Self::of_interface(array, &interface, place).map(Some)
+            }
             None => Ok(None),
         }
     }
 
-    fn of_dlpack(array: &Bound<'_, PyAny>, ordinal: i32, place: &dyn Display) -> PyResult<Self> {
+    fn of_dlpack(array: &Bound<'_, PyAny>, device: (i32, i32), place: &dyn Display) -> PyResult<Self> {
         let py = array.py();
-        let missing = || Error::unsupported(format!("this process has no device {ordinal}"));
-        let memory = py.detach(CudaMemory::installed).and_then(|memories| {
-            memories.iter().find(|memory| i64::from(memory.ordinal()) == i64::from(ordinal)).ok_or_else(missing)
-        });
+        let (kind, ordinal) = device;
+        let missing = || Error::unsupported(format!("this process has no device {ordinal} of DLPack kind {kind}"));
+        let is_it = |memory: &CudaMemory| (dl_device(memory).kind, dl_device(memory).id) == device;
+        let memory = py.detach(CudaMemory::installed);
+        let memory = memory.and_then(|all| all.iter().find(|memory| is_it(memory)).ok_or_else(missing));
         let memory = memory.map_err(|error| unshared(py, &error, place))?;
         let stream = py.detach(|| memory.stream()).map_err(|error| unshared(py, &error, place))?;
-        let array = &resolved(array)?.1;
-        // Capsules of floats of 8 bits need a newer torch than the types themselves.
-        let small = match array.getattr_opt(intern!(py, "dtype"))? {
-            Some(dtype) => small_float(&dtype)?,
-            None => None,
+        let take = || -> PyResult<_> {
+            let array = &resolved(array)?.1;
+            // Capsules of floats of 8 bits need a newer torch than the types themselves.
+            let small = match array.getattr_opt(intern!(py, "dtype"))? {
+                Some(dtype) => small_float(&dtype)?,
+                None => None,
+            };
+            let array = match small {
+                Some(_) => &array.call_method1(intern!(py, "view"), (py.import("torch")?.getattr("uint8")?,))?,
+                None => array,
+            };
+            Ok((small, take_cuda(array, kind, stream).map_err(|error| refusal(array, place, error))?))
         };
-        let array = match small {
-            Some(_) => &array.call_method1(intern!(py, "view"), (py.import("torch")?.getattr("uint8")?,))?,
-            None => array,
-        };
-        let taken = take_cuda(array, stream).map_err(|error| refusal(array, place, error))?;
+        let (small, taken) = with_torch_on(array, ordinal, take)?;
         if taken.device.id != ordinal {
             let message = format!("the array says device {ordinal}, and its capsule device {}", taken.device.id);
             return Err(raise(py, &Error::invalid(message).in_field(place.to_string())));
@@ -101,31 +112,39 @@ impl CudaArray {
     fn of_interface(array: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, place: &dyn Display) -> PyResult<Self> {
         let py = array.py();
         let field = |name: &str| interface.get_item(name).map(|value| value.filter(|value| !value.is_none()));
-        let missing = |name| {
-            let message = format!("__cuda_array_interface__ has no {name:?}");
-            raise(py, &Error::invalid(message).in_field(place.to_string()))
-        };
+        let invalid = |message: String| raise(py, &Error::invalid(message).in_field(place.to_string()));
+        let required =
+            |name: &str| field(name)?.ok_or_else(|| invalid(format!("__cuda_array_interface__ has no {name:?}")));
+        let wrong =
+            |name: &str| invalid(format!("{name:?} of __cuda_array_interface__ has another form than version 3 says"));
         if field("mask")?.is_some() {
             let message = "a masked array would lose its mask: share its data and its mask";
             return Err(raise(py, &Error::unsupported(message).in_field(place.to_string())));
         }
-        let (address, _): (u64, bool) = field("data")?.ok_or_else(|| missing("data"))?.extract()?;
-        let kind: String = field("typestr")?.ok_or_else(|| missing("typestr"))?.extract()?;
-        let described = Described {
-            address,
-            dtype: type_string_dtype(&kind).map_err(|error| raise(py, &error.in_field(place.to_string())))?,
-            shape: field("shape")?.ok_or_else(|| missing("shape"))?.extract()?,
-            strides: field("strides")?.map(|strides| strides.extract()).transpose()?,
-        };
-        let memory = py.detach(|| if address == 0 { first() } else { CudaMemory::of_address(address) });
+        let (address, _): (u64, bool) = required("data")?.extract().map_err(|_| wrong("data"))?;
+        let kind: String = required("typestr")?.extract().map_err(|_| wrong("typestr"))?;
+        let dtype = type_string_dtype(&kind).map_err(|error| raise(py, &error.in_field(place.to_string())))?;
+        let shape: Vec<usize> = required("shape")?.extract().map_err(|_| wrong("shape"))?;
+        let strides = field("strides")?.map(|strides| strides.extract().map_err(|_| wrong("strides"))).transpose()?;
+        let is_empty = shape.contains(&0);
+        if address == 0 && !is_empty {
+            return Err(invalid("\"data\" of __cuda_array_interface__ is address 0".to_owned()));
+        }
+        // An empty array may have no address, or any.
+        let memory = py.detach(|| match CudaMemory::of_address(address) {
+            Err(_) if is_empty => first(),
+            memory => memory,
+        });
         let memory = memory.map_err(|error| unshared(py, &error, place))?;
+        let described = Described { address, dtype, shape, strides };
         // Version 3 has the stream whose work writes the array, and None for an array that is complete. Before, any stream may be meant.
-        let version: u32 = field("version")?.map_or(Ok(0), |version| version.extract())?;
+        let version: u32 =
+            field("version")?.map_or(Ok(0), |version| version.extract().map_err(|_| wrong("version")))?;
         match field("stream")? {
             Some(stream) => {
-                let stream: usize = stream.extract()?;
+                let stream: usize = stream.extract().map_err(|_| wrong("stream"))?;
                 if stream == 0 {
-                    return Err(PyValueError::new_err("stream 0 of __cuda_array_interface__ is ambiguous: 1 or 2"));
+                    return Err(invalid("stream 0 of __cuda_array_interface__ is ambiguous: 1 or 2".to_owned()));
                 }
                 // SAFETY: the array's library says that this is a stream of the process, or the number of a default one.
                 py.detach(|| unsafe { memory.wait_for(stream) })
@@ -147,8 +166,8 @@ impl CudaArray {
         let Described { address, dtype, shape, strides } = described;
         let wrong = |error: Error| raise(py, &error.in_field(place.to_string()));
         let too_large = || wrong(Error::invalid(format!("an array of {shape:?} elements is too large")));
-        let len = shape.iter().try_fold(dtype.size_bytes(), |len, &dim| len.checked_mul(dim)).ok_or_else(too_large)?;
-        if !strides.is_none_or(|strides| is_row_major(&shape, &strides, dtype.size_bytes())) && len > 0 {
+        let len = len_bytes(&shape, dtype).ok_or_else(too_large)?;
+        if len > 0 && !strides.is_none_or(|strides| is_row_major(&shape, &strides, dtype.size_bytes())) {
             let message = "the elements of the array on the device are not side by side in row-major order: pass a \
                            contiguous one (array.contiguous(), cupy.ascontiguousarray)";
             return Err(wrong(Error::unsupported(message)));
@@ -164,16 +183,34 @@ impl CudaArray {
         self.bytes.device()
     }
 
-    pub(crate) fn len_bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
-    }
-
     /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
     pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
         let device = reservation.device();
         let reason = if device == self.device() { CopyReason::Put } else { CopyReason::DeviceTransfer };
-        let copy = || reservation.write_by(self.len_bytes(), reason, |target, start| self.bytes.copy_to(target, start));
+        let copy = || reservation.write_by(self.bytes.len(), reason, |target, start| self.bytes.copy_to(target, start));
         py.detach(copy).or_raise(py)
+    }
+}
+
+/// None beyond the address space.
+fn len_bytes(shape: &[usize], dtype: DType) -> Option<usize> {
+    let len = shape.iter().try_fold(dtype.size_bytes(), |len, &dim| len.checked_mul(dim))?;
+    isize::try_from(len).is_ok().then_some(len)
+}
+
+/// Runs `call`, for a tensor of PyTorch with its device as PyTorch's current one: PyTorch lets a consumer wait for the current device's
+/// stream.
+fn with_torch_on<T>(array: &Bound<'_, PyAny>, ordinal: i32, call: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    let py = array.py();
+    match Torch::imported(py)? {
+        Some(torch) if torch.is_tensor(array)? => {
+            let device = py.import("torch.cuda")?.call_method1("device", (ordinal,))?;
+            device.call_method0("__enter__")?;
+            let outcome = call();
+            device.call_method1("__exit__", (py.None(), py.None(), py.None()))?;
+            outcome
+        }
+        _ => call(),
     }
 }
 
@@ -181,6 +218,7 @@ fn first() -> Result<&'static CudaMemory, Error> {
     CudaMemory::installed()?.first().ok_or_else(|| Error::not_found("this process has no CUDA device"))
 }
 
+/// Whether the elements of an array that is not empty are side by side.
 fn is_row_major(shape: &[usize], strides: &[isize], item: usize) -> bool {
     let mut expected = item as isize;
     shape.len() == strides.len()

@@ -25,7 +25,7 @@ impl Value {
         let py = array.py();
         let found = if to_host {
             // Other libraries copy their arrays themselves, from whichever kind of device. Tensors of this package do not.
-            if array.hasattr(intern!(py, "cpu"))? { None } else { CudaArray::of(array, place).unwrap_or(None) }
+            if array.hasattr(intern!(py, "cpu"))? { None } else { found_or_copied(array, place)? }
         } else if is_on_host(array)? {
             None
         } else {
@@ -107,6 +107,19 @@ impl Value {
             _ => self.fill(py, reservation),
         }
     }
+}
+
+/// An array on a CUDA device. None for one that this process cannot share, and numpy may copy.
+fn found_or_copied(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Option<CudaArray>> {
+    let py = array.py();
+    match CudaArray::of(array, place) {
+        Err(error) if is_unsupported(py, &error)? && array.hasattr(intern!(py, "__dlpack_device__"))? => Ok(None),
+        found => found,
+    }
+}
+
+fn is_unsupported(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
+    Ok(error.is_instance(py, &py.import("cotensor.errors")?.getattr("UnsupportedError")?))
 }
 
 /// Whether it is an array of the host by its class alone, as most are.

@@ -10,6 +10,7 @@ use crate::export::device::{
     Wanted, check_torch_cuda, cuda_array_interface, cuda_memory, device_buffer, dl_device as dl_device_of,
 };
 use crate::export::dtype::dtype_object;
+use crate::export::numpy::as_array;
 use crate::import::source::SourceArray;
 use crate::import::value::Value;
 use crate::process::ProcessLocal;
@@ -24,6 +25,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// An unpublished tensor, which only this process can access. Write it in place: ``numpy.asarray(builder)``,
@@ -53,6 +55,8 @@ struct Memory {
     state: Mutex<BuilderState>,
     /// Keeps the address valid in every state. Taken by the drop only.
     pin: Option<KeepAlive>,
+    /// Whether a consumer has the address, whose work on the device may write it.
+    is_lent: AtomicBool,
 }
 
 impl Drop for Memory {
@@ -115,7 +119,7 @@ impl TensorBuilder {
         Ok(Self {
             name,
             layout,
-            memory: Arc::new(Memory { address, device, state, pin }),
+            memory: Arc::new(Memory { address, device, state, pin, is_lent: AtomicBool::new(false) }),
             store: Some(ProcessLocal::new(store)),
         })
     }
@@ -192,6 +196,14 @@ impl TensorBuilder {
         }
     }
 
+    /// Gives the address to a consumer. A later one waits for the work of the earlier ones, whose streams are not known.
+    fn lend(&self, py: Python<'_>, memory: Option<&CudaMemory>) -> PyResult<()> {
+        match memory.filter(|_| self.memory.is_lent.swap(true, Ordering::Relaxed)) {
+            Some(memory) => py.detach(|| memory.wait()).or_raise(py),
+            None => Ok(()),
+        }
+    }
+
     /// The memory, if the host can write it.
     fn host_buffer(&self) -> Result<Buffer, Error> {
         if !self.memory.device.is_host() {
@@ -261,10 +273,22 @@ impl TensorBuilder {
         if !self.memory.device.is_host() {
             check_torch_cuda(py)?;
         }
-        self.buffer().or_raise(py)?.torch(py)
+        let buffer = self.buffer().or_raise(py)?;
+        self.lend(py, self.cuda().or_raise(py)?)?;
+        buffer.torch(py)
     }
 
-    /// Copies an array of the same dtype and shape into the memory.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        as_array(&self.numpy(py)?, dtype, copy)
+    }
+
+    /// Copies an array of the same dtype and shape into the memory, after the work of this process on the memory's device.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let source = if self.memory.device.is_host() {
             Value::Host(SourceArray::of(array, &"array")?)
@@ -352,7 +376,9 @@ impl TensorBuilder {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let memory = self.cuda().or_raise(py)?;
-        cuda_array_interface(py, memory, &self.layout, || self.buffer().or_raise(py), false)
+        let interface = cuda_array_interface(py, memory, &self.layout, || self.buffer().or_raise(py), false)?;
+        self.lend(py, memory)?;
+        Ok(interface)
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
@@ -369,6 +395,10 @@ impl TensorBuilder {
             None => DlpackRequest::new(stream, max_version, dl_device, copy)?,
             Some(memory) => {
                 let wanted = Wanted::of(dl_device_of(memory), stream, dl_device, copy)?;
+                let is_unordered = stream.is_some_and(|stream| stream.extract::<i64>().is_ok_and(|id| id == -1));
+                if wanted == Wanted::Shared && !is_unordered {
+                    self.lend(py, Some(memory))?;
+                }
                 DlpackRequest { max_version, copy: wanted != Wanted::Shared }
             }
         };
@@ -406,7 +436,8 @@ impl TensorBuilder {
             let memfd = ForeignMemfd::open(fd, layout.size_bytes())?;
             let (address, state) = (memfd.start(), Mutex::new(BuilderState::Foreign));
             let pin = Some(Arc::new(Mutex::new(memfd)) as KeepAlive);
-            let memory = Arc::new(Memory { address, device: Device::Cpu, state, pin });
+            let is_lent = AtomicBool::new(false);
+            let memory = Arc::new(Memory { address, device: Device::Cpu, state, pin, is_lent });
             Ok(Self { name: name.clone(), layout, memory, store: None })
         };
         open().map_err(|error: Error| error.in_field(name.as_str())).or_raise(py)

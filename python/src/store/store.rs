@@ -14,6 +14,7 @@ use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
 use crate::import::value::Value;
 use crate::interrupt::seconds;
+use crate::release::after_releases;
 use crate::settings::{user_cache, warn_of_unknown_keys};
 use cotensor::{DType, Error, ErrorKind, Kind, LocalStore, SharingConfig};
 use cotensor_client::ClientStore;
@@ -314,8 +315,8 @@ impl Store {
         let source = Value::of(array, device.is_some_and(Device::is_host), &"array")?;
         let spec = options.spec(py, &name, source.dtype(), source.shape())?.on(device.unwrap_or(source.device()));
         let holder = holder_of(py, &store, options.holder.as_deref());
-        let reserve = || if sealed { store.reserve(spec, &holder) } else { store.reserve_to_fill(spec, &holder) };
-        let mut reservation = py.detach(reserve).or_raise(py)?;
+        let reserve = |spec| if sealed { store.reserve(spec, &holder) } else { store.reserve_to_fill(spec, &holder) };
+        let mut reservation = py.detach(|| after_releases(spec, reserve)).or_raise(py)?;
         source.fill(py, &mut reservation)?;
         drop(source);
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
@@ -388,7 +389,8 @@ impl Store {
         let dtype = dtype.map_or(Ok(DType::F32), dtype::dtype)?;
         let spec = options.spec(py, &name, dtype, &dtype::shape(shape)?)?.on(device);
         let holder = holder_of(py, &store, options.holder.as_deref());
-        let reservation = py.detach(|| store.reserve_aliased(spec, &holder)).or_raise(py)?;
+        let reserve = |spec| store.reserve_aliased(spec, &holder);
+        let reservation = py.detach(|| after_releases(spec, reserve)).or_raise(py)?;
         py.detach(|| TensorBuilder::new(reservation, store)).or_raise(py)
     }
 

@@ -18,11 +18,11 @@ use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
 use cotensor_core::sync::lock;
 use cotensor_store::{CopyReason, Members};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// A leased tensor. This object and every array made from it keep the lease.
 ///
@@ -38,6 +38,8 @@ pub(crate) struct Tensor {
     pub(super) layout: Layout,
     /// `None` after `release()`. A view shares the pages of its tensor: each shows the writes of the other.
     pages: Mutex<Option<Arc<PrivatePages>>>,
+    /// The lease, once code has the address by `__cuda_array_interface__`: its arrays keep this object, and not the lease.
+    shown: OnceLock<Arc<HeldLease>>,
 }
 
 operators::array_operators!(Tensor, contains = has);
@@ -72,7 +74,7 @@ impl Tensor {
 
     /// The elements of `layout` in these pages.
     pub(crate) fn part(pages: Arc<PrivatePages>, layout: Layout) -> Self {
-        Self { layout, pages: Mutex::new(Some(pages)) }
+        Self { layout, pages: Mutex::new(Some(pages)), shown: OnceLock::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<PrivatePages>>> {
@@ -363,7 +365,8 @@ impl Tensor {
         Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(copy.address().as_ptr(), len) }))
     }
 
-    /// Releases this object's lease now. Arrays made from it stay valid and keep the memory.
+    /// Releases this object's lease now. Arrays made from it stay valid and keep the memory. Arrays made by
+    /// ``__cuda_array_interface__`` keep this object only, so that it keeps its lease until its own end after that was read.
     fn release(&self) {
         let pages = self.lock().take();
         drop(pages);
@@ -473,9 +476,14 @@ impl Tensor {
     /// Only of a tensor on a CUDA device.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let Ok(held) = self.held(py) else {
+            return Err(PyAttributeError::new_err("__cuda_array_interface__: this tensor was released"));
+        };
         let memory = self.cuda(py)?;
         let buffer = || memory.map_or_else(|| self.numpy_buffer(py), |memory| self.device_buffer(py, memory));
-        cuda_array_interface(py, memory, &self.layout, buffer, true)
+        let interface = cuda_array_interface(py, memory, &self.layout, buffer, true)?;
+        self.shown.get_or_init(|| held);
+        Ok(interface)
     }
 
     /// Pickles a handle for other processes of this user. It holds no lease.

@@ -29,7 +29,7 @@ impl Tensor {
         let (start, dtype) = (self.layout.offset_bytes(), self.layout.dtype());
         let mut element = [0; ELEMENT_BYTES_MAX];
         let element = &mut element[..dtype.size_bytes()];
-        held.lease().segment().read_at(start, element).or_raise(py)?;
+        py.detach(|| held.lease().segment().read_at(start, element)).or_raise(py)?;
         item(py, dtype, element)
     }
 
