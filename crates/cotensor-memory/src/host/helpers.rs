@@ -74,8 +74,9 @@ struct State {
     job: Option<Arc<Job>>,
     /// The number of helpers.
     count: usize,
-    /// Whether the thread of the job sleeps until the helpers have left it.
-    is_awaited: bool,
+    /// The number of threads that sleep until the helpers have left their jobs. A thread may post a job while that of another thread, which
+    /// is withdrawn, still has a helper.
+    waiting: usize,
 }
 
 /// A job that helpers may take, until the drop.
@@ -158,7 +159,7 @@ impl Drop for Leaving<'_> {
         let state = self.helpers.lock();
         // Release: the thread of the job sees the work of this helper.
         self.job.helping.fetch_sub(1, Ordering::Release);
-        if state.is_awaited {
+        if state.waiting > 0 {
             self.helpers.left.notify_all();
         }
     }
@@ -180,11 +181,11 @@ impl Drop for Posted<'_> {
                 continue;
             }
             state = helpers.lock();
-            state.is_awaited = true;
+            state.waiting += 1;
             while !is_left() {
                 state = wait(&helpers.left, state);
             }
-            state.is_awaited = false;
+            state.waiting -= 1;
             return;
         }
     }
@@ -219,6 +220,26 @@ mod tests {
             });
             assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{len} by {chunk}");
         }
+    }
+
+    /// A thread that stops waiting for its helpers must not take the wake-up from another one, whose job they have begun meanwhile. Each chunk
+    /// takes longer than a thread polls, so that threads sleep.
+    #[test]
+    fn all_threads_that_wait_for_helpers_go_on() {
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    for _ in 0..300 {
+                        in_chunks(3, 1, &|_| {
+                            let start = Instant::now();
+                            while start.elapsed() < 2 * POLL {
+                                std::hint::spin_loop();
+                            }
+                        });
+                    }
+                });
+            }
+        });
     }
 
     /// Helpers help one thread at a time, and none uses the work of a thread after its end: it frees it at once.
