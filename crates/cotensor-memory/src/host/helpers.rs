@@ -222,22 +222,29 @@ mod tests {
         }
     }
 
-    /// A thread that stops waiting for its helpers must not take the wake-up from another one, whose job they have begun meanwhile. Each chunk
-    /// takes longer than a thread polls, so that threads sleep.
+    /// A thread that stops waiting for its helpers leaves the wake-up of another one, whose job they have begun meanwhile. The test is the
+    /// helper of both.
     #[test]
     fn all_threads_that_wait_for_helpers_go_on() {
+        let (state, posted, left) = Default::default();
+        let helpers = &*Box::leak(Box::new(Helpers { owner: std::process::id(), count_max: 0, state, posted, left }));
+        let waiting = |count| {
+            while helpers.lock().waiting != count {
+                std::thread::yield_now();
+            }
+        };
         std::thread::scope(|threads| {
-            for _ in 0..4 {
-                threads.spawn(|| {
-                    for _ in 0..300 {
-                        in_chunks(3, 1, &|_| {
-                            let start = Instant::now();
-                            while start.elapsed() < 2 * POLL {
-                                std::hint::spin_loop();
-                            }
-                        });
-                    }
-                });
+            let [first, second] = [1, 2].map(|count| {
+                let posted = helpers.post(1, 1, &|_| ()).unwrap();
+                posted.job.helping.fetch_add(1, Ordering::Relaxed);
+                let leaving = Leaving { job: Arc::clone(&posted.job), helpers };
+                let waiter = threads.spawn(move || drop(posted));
+                waiting(count);
+                (leaving, waiter)
+            });
+            for (leaving, waiter) in [first, second] {
+                drop(leaving);
+                waiter.join().unwrap();
             }
         });
     }
