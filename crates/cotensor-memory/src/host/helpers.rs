@@ -226,8 +226,11 @@ mod tests {
     /// helper of both.
     #[test]
     fn all_threads_that_wait_for_helpers_go_on() {
-        let (state, posted, left) = Default::default();
-        let helpers = &*Box::leak(Box::new(Helpers { owner: std::process::id(), count_max: 0, state, posted, left }));
+        static HELPERS: OnceLock<Helpers> = OnceLock::new();
+        let helpers = HELPERS.get_or_init(|| {
+            let (state, posted, left) = Default::default();
+            Helpers { owner: std::process::id(), count_max: 0, state, posted, left }
+        });
         let waiting = |count| {
             while helpers.lock().waiting != count {
                 std::thread::yield_now();
