@@ -11,7 +11,6 @@ import gc
 import os
 import pickle
 import sys
-import time
 from functools import partial
 from typing import Any, Callable
 
@@ -19,6 +18,7 @@ import device_common as devices
 import numpy as np
 import pytest
 from device_common import Consumer, Driver, InterfaceArray, Producer
+from functions_common import until
 
 import cotensor
 
@@ -32,15 +32,6 @@ def machine() -> devices.Machine:
     own = devices.Machine.__new__(devices.Machine)
     own.folder, own.devices = devices.Path(os.environ["COTENSOR_CUDA_DRIVER"]).parent, 1
     return own
-
-
-def until(what: str, done: Callable[[], bool]) -> None:
-    """Memory is released by a thread of its own."""
-    for _ in range(3000):
-        if done():
-            return
-        time.sleep(0.01)
-    raise AssertionError(what)
 
 
 def step(name: str) -> None:
@@ -103,7 +94,7 @@ def requested_copies_are_writable_and_own(store: cotensor.Store) -> None:
         assert driver.fill(array.address, 9, 4) == 0
         driver.wait()
         array.delete()
-        until("the copy is free", lambda: machine().used() == used)
+        until(lambda: machine().used() == used)
     assert driver.read(tensor.data_ptr, ELEMENTS.nbytes) == ELEMENTS.tobytes()
 
 
@@ -133,7 +124,7 @@ def cuda_array_interface(store: cotensor.Store) -> None:
         released.release()
         assert not hasattr(released, "__cuda_array_interface__")
     del shown, released
-    until("the object releases the memory", lambda: own.used() == used - devices.UNIT)
+    until(lambda: own.used() == used - devices.UNIT)
 
 
 def host_methods_name_the_way_out(store: cotensor.Store) -> None:
@@ -205,7 +196,7 @@ def builder_is_filled_on_the_device(store: cotensor.Store) -> None:
     store.remove("w")
     assert driver.read(array.address, 24) == b"\7" * 24, "the array keeps the memory"
     array.delete()
-    until("the memory is free", lambda: machine().used() == 0)
+    until(lambda: machine().used() == 0)
 
 
 def builder_takes_arrays_of_both_places(store: cotensor.Store) -> None:
@@ -244,7 +235,7 @@ def failed_publication_keeps_the_address(store: cotensor.Store) -> None:
     assert driver.read(array.address, 24) == bytes(24), "the array still has its memory"
     array.delete()
     del builder
-    until("the memory is free", lambda: machine().used() == 0)
+    until(lambda: machine().used() == 0)
     assert "w" not in store
 
 
@@ -340,19 +331,19 @@ def lifetimes(store: cotensor.Store) -> None:
     del capsule
     assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
     array.delete()
-    until("the deleter releases the lease", lambda: "w" not in store)
-    until("the deleter releases the memory", lambda: own.used() == 0)
+    until(lambda: "w" not in store)
+    until(lambda: own.used() == 0)
     dropped = store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__()
     assert own.used() == devices.UNIT
     del dropped
-    until("a dropped capsule releases the memory", lambda: own.used() == 0)
+    until(lambda: own.used() == 0)
     # Work that is left in a stream when the array is dropped finds its memory.
     array = Consumer(store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__())
     target = ctypes.create_string_buffer(ELEMENTS.nbytes)
     size = ctypes.c_size_t(ELEMENTS.nbytes)
     driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(array.address), size, ctypes.c_uint64(driver.stream))
     array.delete()
-    until("the memory is free", lambda: own.used() == 0)
+    until(lambda: own.used() == 0)
     assert target.raw == ELEMENTS.tobytes()
     # A closed store: the array keeps the connection.
     array = Consumer(store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__())
@@ -360,7 +351,7 @@ def lifetimes(store: cotensor.Store) -> None:
     gc.collect()
     assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
     array.delete()
-    until("the memory is free", lambda: own.used() == 0)
+    until(lambda: own.used() == 0)
 
 
 def memory_of_dropped_arrays_is_free_for_the_next(store: cotensor.Store) -> None:

@@ -3,7 +3,7 @@
 use crate::codes::pack;
 use crate::expand::{RUN, SCALED};
 use crate::halves::stored;
-use crate::lanes::{WHOLE, nearest, vectorized};
+use crate::lanes::{WHOLE, nearest, vectorized, with_width_and_group};
 use crate::spec::Width;
 
 /// An element is `(code − middle) · scale + offset`.
@@ -70,23 +70,7 @@ pub(crate) fn encode(width: Width, values: &[f32], line: Line, codes: &mut [u8])
 
 /// Packs the nearest codes of a row, whose groups have the lines `lines`.
 pub(crate) fn encode_row(width: Width, group: usize, values: &[f32], lines: &[Line], codes: &mut [u8]) {
-    // One loop for each width and group.
-    match width {
-        Width::Two => of_width::<2>(group, values, lines, codes),
-        Width::Three => of_width::<3>(group, values, lines, codes),
-        Width::Four => of_width::<4>(group, values, lines, codes),
-        Width::Eight => of_width::<8>(group, values, lines, codes),
-    }
-}
-
-fn of_width<const BITS: u32>(group: usize, values: &[f32], lines: &[Line], codes: &mut [u8]) {
-    match group {
-        16 => of_group::<BITS, 16>(values, lines, codes),
-        32 => of_group::<BITS, 32>(values, lines, codes),
-        64 => of_group::<BITS, 64>(values, lines, codes),
-        128 => of_group::<BITS, 128>(values, lines, codes),
-        _ => of_group::<BITS, 256>(values, lines, codes),
-    }
+    with_width_and_group!(width, group, of_group(values, lines, codes));
 }
 
 fn of_group<const BITS: u32, const GROUP: usize>(values: &[f32], lines: &[Line], codes: &mut [u8]) {

@@ -1,7 +1,7 @@
 //! The elements of a row of codes.
 
 use crate::codes::unpack;
-use crate::lanes::vectorized;
+use crate::lanes::{vectorized, with_width_and_group};
 use crate::scales::GroupScale;
 use crate::spec::{QuantSpec, Width};
 
@@ -17,23 +17,7 @@ pub(crate) fn expand(spec: &QuantSpec, codes: &[u8], scales: &[GroupScale], out:
 
 /// Writes the elements of a row whose codes have this width and these groups.
 pub(crate) fn expand_row(width: Width, group: usize, codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {
-    // One loop for each width and group.
-    match width {
-        Width::Two => of_width::<2>(group, codes, scales, out),
-        Width::Three => of_width::<3>(group, codes, scales, out),
-        Width::Four => of_width::<4>(group, codes, scales, out),
-        Width::Eight => of_width::<8>(group, codes, scales, out),
-    }
-}
-
-fn of_width<const BITS: u32>(group: usize, codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {
-    match group {
-        16 => of_group::<BITS, 16>(codes, scales, out),
-        32 => of_group::<BITS, 32>(codes, scales, out),
-        64 => of_group::<BITS, 64>(codes, scales, out),
-        128 => of_group::<BITS, 128>(codes, scales, out),
-        _ => of_group::<BITS, 256>(codes, scales, out),
-    }
+    with_width_and_group!(width, group, of_group(codes, scales, out));
 }
 
 fn of_group<const BITS: u32, const GROUP: usize>(codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {

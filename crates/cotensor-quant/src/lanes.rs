@@ -21,6 +21,28 @@ pub(crate) fn vectorized<R>(function: impl FnOnce() -> R) -> R {
     Op(function).dispatch()
 }
 
+/// Calls a function with the bits of a width and with a group as its constants: one loop is compiled for each of both.
+macro_rules! with_width_and_group {
+    ($width:expr, $group:expr, $function:ident $arguments:tt) => {
+        match $width {
+            Width::Two => with_width_and_group!(@ 2, $group, $function $arguments),
+            Width::Three => with_width_and_group!(@ 3, $group, $function $arguments),
+            Width::Four => with_width_and_group!(@ 4, $group, $function $arguments),
+            Width::Eight => with_width_and_group!(@ 8, $group, $function $arguments),
+        }
+    };
+    (@ $bits:literal, $group:expr, $function:ident $arguments:tt) => {
+        match $group {
+            16 => $function::<$bits, 16> $arguments,
+            32 => $function::<$bits, 32> $arguments,
+            64 => $function::<$bits, 64> $arguments,
+            128 => $function::<$bits, 128> $arguments,
+            _ => $function::<$bits, 256> $arguments,
+        }
+    };
+}
+pub(crate) use with_width_and_group;
+
 /// The smallest and the largest of `values`, whose number is a multiple of [`LANES`].
 #[inline(always)]
 pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {

@@ -76,6 +76,23 @@ pub(crate) struct Held {
 }
 
 impl Manager {
+    /// The manager behind a socket, which holds nothing yet.
+    fn new(socket: UnixDatagram) -> Result<Self> {
+        Ok(Self {
+            socket,
+            stalled: Cell::new(false),
+            journal: JournalFile::create()?,
+            number: 0,
+            grown: 0,
+            rewrite_after: 0,
+            lacks_event: false,
+            retry_at: Instant::now(),
+            missing: HashSet::new(),
+            activated: None,
+            activated_http: None,
+        })
+    }
+
     /// The manager if there is one, and the state that it held for this daemon.
     ///
     /// # Errors
@@ -93,19 +110,7 @@ impl Manager {
         let socket = UnixDatagram::unbound().map_err(io)?;
         socket.connect_addr(&address.map_err(io)?).map_err(io)?;
         socket.set_write_timeout(Some(NOTIFY_TIMEOUT)).map_err(io)?;
-        let mut this = Self {
-            socket,
-            stalled: Cell::new(false),
-            journal: JournalFile::create()?,
-            number: 0,
-            grown: 0,
-            rewrite_after: 0,
-            lacks_event: false,
-            retry_at: Instant::now(),
-            missing: HashSet::new(),
-            activated: None,
-            activated_http: None,
-        };
+        let mut this = Self::new(socket)?;
         let mut fds = HashMap::new();
         for (name, fd) in listen_fds_with_names()? {
             // All sockets of a unit have one name.
@@ -337,19 +342,7 @@ mod tests {
     impl Supervised {
         fn start() -> Self {
             let (socket, theirs) = UnixDatagram::pair().unwrap();
-            let manager = Manager {
-                socket,
-                stalled: Cell::new(false),
-                journal: JournalFile::create().unwrap(),
-                number: 0,
-                grown: 0,
-                rewrite_after: 0,
-                lacks_event: false,
-                retry_at: Instant::now(),
-                missing: HashSet::new(),
-                activated: None,
-                activated_http: None,
-            };
+            let manager = Manager::new(socket).unwrap();
             let header = HandoverHeader {
                 socket: "socket".into(),
                 secret: [0; 32],

@@ -29,10 +29,17 @@ pub(super) const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 
 /// `DLDevice`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Device {
     pub(crate) kind: i32,
     pub(crate) id: i32,
+}
+
+impl Device {
+    /// As `__dlpack_device__` returns it.
+    pub(crate) fn pair(self) -> (i32, i32) {
+        (self.kind, self.id)
+    }
 }
 
 /// `DLDataType`.

@@ -51,7 +51,7 @@ impl Buffer {
     }
 
     /// Memory that a device addresses.
-    pub(super) fn on_device(address: NonNull<u8>, layout: Layout, keep: KeepAlive, flags: Flags) -> Self {
+    pub(crate) fn on_device(address: NonNull<u8>, layout: Layout, keep: KeepAlive, flags: Flags) -> Self {
         Self { address, layout, flags, keep }
     }
 

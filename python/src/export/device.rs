@@ -1,6 +1,6 @@
 //! Memory of CUDA devices as arrays of other libraries: DLPack and the CUDA array interface.
 
-use super::buffer::{Buffer, KeepAlive};
+use super::buffer::Buffer;
 use super::numpy::array_interface;
 use crate::dlpack::abi::{CPU, CUDA, Device as DlDevice, ROCM};
 use crate::dlpack::to_capsule::Flags;
@@ -78,11 +78,9 @@ impl Wanted {
                 Err(PyBufferError::new_err("the host needs a copy, which copy=False forbids"))
             }
             Some((CPU, _)) => Ok(Self::HostCopy),
-            Some((kind, id)) if (kind, id) != (own.kind, own.id) => {
-                let message = format!(
-                    "this tensor is on ({}, {}): pass that or (1, 0) as dl_device, not ({kind}, {id})",
-                    own.kind, own.id
-                );
+            Some(wanted) if wanted != own.pair() => {
+                let own = own.pair();
+                let message = format!("this tensor is on {own:?}: pass that or (1, 0) as dl_device, not {wanted:?}");
                 Err(PyBufferError::new_err(message))
             }
             _ if copy == Some(true) => Ok(Self::DeviceCopy),
@@ -91,21 +89,18 @@ impl Wanted {
     }
 }
 
-/// The elements of a layout at an address of a device.
+/// An address of a device, which the host cannot use, as a pointer for programs on the device.
 ///
 /// # Errors
 /// `Invalid` for an address that no memory has.
-pub(crate) fn device_buffer(
-    memory: &CudaMemory,
-    address: u64,
-    layout: Layout,
-    keep: KeepAlive,
-    (read_only, copied): (bool, bool),
-) -> Result<Buffer, Error> {
-    let address =
-        usize::try_from(address).ok().and_then(|address| NonNull::new(std::ptr::without_provenance_mut(address)));
-    let address = address.ok_or_else(|| Error::invalid("memory of a device without an address"))?;
-    Ok(Buffer::on_device(address, layout, keep, Flags { read_only, copied, device: dl_device(memory) }))
+pub(crate) fn device_pointer(address: u64) -> Result<NonNull<u8>, Error> {
+    let pointer = usize::try_from(address).ok().map(std::ptr::without_provenance_mut);
+    pointer.and_then(NonNull::new).ok_or_else(|| Error::invalid("memory of a device without an address"))
+}
+
+/// How capsules describe memory of a device that consumers may write.
+pub(crate) fn on_device(memory: &CudaMemory) -> Flags {
+    Flags { device: dl_device(memory), ..Flags::HOST }
 }
 
 /// The dict of `__cuda_array_interface__`, version 3.

@@ -2,7 +2,7 @@
 
 use super::dtype::type_string_dtype;
 use super::refusal::refusal;
-use super::source::{resolved, small_float};
+use super::source::{check_fits, is_row_major, resolved, small_float};
 use crate::dlpack::abi::{CUDA, ROCM, device_of};
 use crate::dlpack::from_capsule::{Imported, take_cuda};
 use crate::errors::{OrRaise, raise};
@@ -77,7 +77,7 @@ impl CudaArray {
         let py = array.py();
         let (kind, ordinal) = device;
         let missing = || Error::unsupported(format!("this process has no device {ordinal} of DLPack kind {kind}"));
-        let is_it = |memory: &CudaMemory| (dl_device(memory).kind, dl_device(memory).id) == device;
+        let is_it = |memory: &CudaMemory| dl_device(memory).pair() == device;
         let memory = py.detach(CudaMemory::installed);
         let memory = memory.and_then(|all| all.iter().find(|memory| is_it(memory)).ok_or_else(missing));
         let memory = memory.map_err(|error| unshared(py, &error, place))?;
@@ -183,6 +183,16 @@ impl CudaArray {
         self.bytes.device()
     }
 
+    /// # Errors
+    /// As those of [`SourceArray`](super::source::SourceArray::fits).
+    pub(crate) fn fits(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), Error> {
+        check_fits((self.dtype, &self.shape), name, (dtype, shape))
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
     pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
         let device = reservation.device();
@@ -216,17 +226,6 @@ fn with_torch_on<T>(array: &Bound<'_, PyAny>, ordinal: i32, call: impl FnOnce() 
 
 fn first() -> Result<&'static CudaMemory, Error> {
     CudaMemory::installed()?.first().ok_or_else(|| Error::not_found("this process has no CUDA device"))
-}
-
-/// Whether the elements of an array that is not empty are side by side.
-fn is_row_major(shape: &[usize], strides: &[isize], item: usize) -> bool {
-    let mut expected = item as isize;
-    shape.len() == strides.len()
-        && shape.iter().zip(strides).rev().all(|(&dim, &stride)| {
-            let fits = dim == 1 || stride == expected;
-            expected *= dim as isize;
-            fits
-        })
 }
 
 /// The exception for an array on a device whose memory this process cannot use.

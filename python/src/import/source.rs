@@ -155,11 +155,7 @@ impl SourceArray {
     /// # Errors
     /// `Invalid` unless dtype and shape are those of the tensor `name`.
     pub(crate) fn fits(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), Error> {
-        if self.dtype == dtype && self.shape == shape {
-            return Ok(());
-        }
-        let message = format!("an array {:?} of {} does not fit {shape:?} of {dtype}", self.shape, self.dtype);
-        Err(Error::invalid(message).in_field(name))
+        check_fits((self.dtype, &self.shape), name, (dtype, shape))
     }
 
     pub(crate) fn len_bytes(&self) -> usize {
@@ -168,15 +164,11 @@ impl SourceArray {
 
     /// The elements as bytes, if they are contiguous in row-major order.
     pub(crate) fn contiguous(&self) -> Option<&[u8]> {
-        let mut expected = self.dtype.size_bytes() as isize;
-        for (&dim, &stride) in self.shape.iter().zip(&self.strides).rev() {
-            if dim != 1 && stride != expected && self.len_bytes() > 0 {
-                return None;
-            }
-            expected *= dim as isize;
-        }
         if self.len_bytes() == 0 {
             return Some(&[]);
+        }
+        if !is_row_major(&self.shape, &self.strides, self.dtype.size_bytes()) {
+            return None;
         }
         // SAFETY: by its own description the array has its elements there, side by side, and `_keep` owns them. The
         // caller must not write them during the call, as with every function that takes an array.
@@ -316,4 +308,27 @@ pub(super) fn small_float(dtype: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
 
 fn unwritable() -> Error {
     Error::unsupported("the host cannot write this memory")
+}
+
+/// Whether the elements of an array that is not empty are side by side.
+pub(super) fn is_row_major(shape: &[usize], strides: &[isize], item: usize) -> bool {
+    let mut expected = item as isize;
+    shape.len() == strides.len()
+        && shape.iter().zip(strides).rev().all(|(&dim, &stride)| {
+            let fits = dim == 1 || stride == expected;
+            expected *= dim as isize;
+            fits
+        })
+}
+
+/// Whether an array with a dtype and a shape fits the tensor `name`, which has those of `wanted`.
+///
+/// # Errors
+/// `Invalid` with the name as the field.
+pub(super) fn check_fits(found: (DType, &[usize]), name: &str, wanted: (DType, &[usize])) -> Result<(), Error> {
+    if found == wanted {
+        return Ok(());
+    }
+    let message = format!("an array {:?} of {} does not fit {:?} of {}", found.1, found.0, wanted.1, wanted.0);
+    Err(Error::invalid(message).in_field(name))
 }

@@ -78,17 +78,19 @@ impl Value {
     }
 
     pub(crate) fn len_bytes(&self) -> usize {
-        self.shape().iter().product::<usize>() * self.dtype().size_bytes()
+        match self {
+            Self::Host(array) => array.len_bytes(),
+            Self::Cuda(array) => array.len_bytes(),
+        }
     }
 
     /// # Errors
     /// As [`SourceArray::fits`].
     pub(crate) fn fits(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), Error> {
-        if self.dtype() == dtype && self.shape() == shape {
-            return Ok(());
+        match self {
+            Self::Host(array) => array.fits(name, dtype, shape),
+            Self::Cuda(array) => array.fits(name, dtype, shape),
         }
-        let message = format!("an array {:?} of {} does not fit {shape:?} of {dtype}", self.shape(), self.dtype());
-        Err(Error::invalid(message).in_field(name))
     }
 
     /// Copies the elements into a new reservation of the same dtype and shape, detached from Python. The copy is counted.

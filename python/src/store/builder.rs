@@ -7,7 +7,7 @@ use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
 use crate::export::device::{
-    Wanted, check_torch_cuda, cuda_array_interface, cuda_memory, device_buffer, dl_device as dl_device_of,
+    Wanted, check_torch_cuda, cuda_array_interface, cuda_memory, device_pointer, dl_device as dl_device_of, on_device,
 };
 use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
@@ -109,9 +109,7 @@ impl TensorBuilder {
         let address = if device.is_host() {
             NonNull::from(reservation.bytes_mut().ok_or_else(unwritable)?).cast()
         } else {
-            let address = usize::try_from(reservation.device_address()?).ok();
-            let address = address.and_then(|address| NonNull::new(std::ptr::without_provenance_mut(address)));
-            address.ok_or_else(unwritable)?
+            device_pointer(reservation.device_address()?)?
         };
         let unkept = || Error::unsupported("the store's memory does not outlive its tensors");
         let pin = Some(reservation.pin_address().ok_or_else(unkept)?);
@@ -190,10 +188,10 @@ impl TensorBuilder {
     fn buffer(&self) -> Result<Buffer, Error> {
         let (address, layout) = (self.memory.address, self.layout.clone());
         let keep = Arc::clone(&self.memory) as KeepAlive;
-        match self.cuda()? {
-            None => Ok(Buffer::writable(address, layout, keep)),
-            Some(memory) => device_buffer(memory, address.addr().get() as u64, layout, keep, (false, false)),
-        }
+        Ok(match self.cuda()? {
+            None => Buffer::writable(address, layout, keep),
+            Some(memory) => Buffer::on_device(address, layout, keep, on_device(memory)),
+        })
     }
 
     /// Gives the address to a consumer. A later one waits for the work of the earlier ones, whose streams are not known.
@@ -406,8 +404,7 @@ impl TensorBuilder {
     }
 
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        let memory = self.cuda().or_raise(py)?;
-        Ok(memory.map_or(HOST, |memory| (dl_device_of(memory).kind, dl_device_of(memory).id)))
+        Ok(self.cuda().or_raise(py)?.map_or(HOST, |memory| dl_device_of(memory).pair()))
     }
 
     /// The descriptor of the memory, which the builder keeps open until it is published or discarded.

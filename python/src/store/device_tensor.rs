@@ -1,9 +1,13 @@
-//! Published tensors on CUDA devices.
+//! Published tensors for programs on CUDA devices: DLPack, and the CUDA array interface.
 
 use super::tensor::Tensor;
+use crate::dlpack::abi::HOST;
+use crate::dlpack::to_capsule::Flags;
 use crate::errors::{OrRaise, raise};
-use crate::export::buffer::{Buffer, KeepAlive};
-use crate::export::device::{Wanted, cuda_memory, device_buffer};
+use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::device::{
+    Wanted, cuda_array_interface, cuda_memory, device_pointer, dl_device as dl_device_of, on_device,
+};
 use crate::process::ProcessLocal;
 use crate::release::release_later;
 use cotensor::{DType, Error};
@@ -11,7 +15,9 @@ use cotensor_core::sync::lock;
 use cotensor_core::{Layout, Memory};
 use cotensor_memory::CudaMemory;
 use cotensor_store::{CopyReason, Reservation, TensorSpec};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex};
 
 /// A copy on a device that only this process has.
@@ -38,8 +44,9 @@ impl Tensor {
     pub(super) fn device_buffer(&self, py: Python<'_>, memory: &'static CudaMemory) -> PyResult<Buffer> {
         let held = self.held(py)?;
         let address = py.detach(|| held.lease().segment().device_address()).or_raise(py)?;
-        let address = address + self.layout.offset_bytes() as u64;
-        device_buffer(memory, address, self.layout.clone(), held as KeepAlive, (true, false)).or_raise(py)
+        let address = device_pointer(address + self.layout.offset_bytes() as u64).or_raise(py)?;
+        let flags = Flags { read_only: true, ..on_device(memory) };
+        Ok(Buffer::on_device(address, self.layout.clone(), held as KeepAlive, flags))
     }
 
     /// A DLPack capsule of what a consumer wants.
@@ -77,6 +84,45 @@ impl Tensor {
         };
         let (address, layout, copy) = py.detach(copy).or_raise(py)?;
         let keep = Arc::new(DeviceCopy(Mutex::new(Some(ProcessLocal::new(copy))))) as KeepAlive;
-        device_buffer(memory, address, layout, keep, (false, true)).or_raise(py)
+        let address = device_pointer(address).or_raise(py)?;
+        Ok(Buffer::on_device(address, layout, keep, Flags { copied: true, ..on_device(memory) }))
+    }
+}
+
+#[pymethods]
+impl Tensor {
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        match self.cuda(py)? {
+            None => self.dlpack(py, &DlpackRequest::new(stream, max_version, dl_device, copy)?),
+            Some(memory) => {
+                let wanted = Wanted::of(dl_device_of(memory), stream, dl_device, copy)?;
+                self.device_capsule(py, memory, wanted, max_version)
+            }
+        }
+    }
+
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        Ok(self.cuda(py)?.map_or(HOST, |memory| dl_device_of(memory).pair()))
+    }
+
+    /// Only of a tensor on a CUDA device.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let Ok(held) = self.held(py) else {
+            return Err(PyAttributeError::new_err("__cuda_array_interface__: this tensor was released"));
+        };
+        let memory = self.cuda(py)?;
+        let buffer = || memory.map_or_else(|| self.numpy_buffer(py), |memory| self.device_buffer(py, memory));
+        let interface = cuda_array_interface(py, memory, &self.layout, buffer, true)?;
+        self.shown.get_or_init(|| held);
+        Ok(interface)
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod backend;
 pub(crate) mod builder;
 pub(crate) mod change_queue;
 mod claim;
+mod connection;
 mod copy_out;
 pub(crate) mod daemon;
 mod device_tensor;

@@ -3,10 +3,9 @@
 use super::index::slices;
 use super::pickle::{self, Reduced};
 use crate::args;
-use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
-use crate::export::device::{Wanted, check_torch_cuda, cuda_array_interface, dl_device as dl_device_of, not_on_host};
+use crate::export::device::{check_torch_cuda, not_on_host};
 use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
 use crate::export::operators;
@@ -18,7 +17,7 @@ use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
 use cotensor_core::sync::lock;
 use cotensor_store::{CopyReason, Members};
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use std::ptr::NonNull;
@@ -39,7 +38,7 @@ pub(crate) struct Tensor {
     /// `None` after `release()`. A view shares the pages of its tensor: each shows the writes of the other.
     pages: Mutex<Option<Arc<PrivatePages>>>,
     /// The lease, once code has the address by `__cuda_array_interface__`: its arrays keep this object, and not the lease.
-    shown: OnceLock<Arc<HeldLease>>,
+    pub(super) shown: OnceLock<Arc<HeldLease>>,
 }
 
 operators::array_operators!(Tensor, contains = has);
@@ -449,41 +448,6 @@ impl Tensor {
         };
         let layout = layout().or_raise(py)?;
         Ok(Self::part(pages, layout))
-    }
-
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Py<PyAny>> {
-        match self.cuda(py)? {
-            None => self.dlpack(py, &DlpackRequest::new(stream, max_version, dl_device, copy)?),
-            Some(memory) => {
-                let wanted = Wanted::of(dl_device_of(memory), stream, dl_device, copy)?;
-                self.device_capsule(py, memory, wanted, max_version)
-            }
-        }
-    }
-
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        Ok(self.cuda(py)?.map_or(HOST, |memory| (dl_device_of(memory).kind, dl_device_of(memory).id)))
-    }
-
-    /// Only of a tensor on a CUDA device.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Ok(held) = self.held(py) else {
-            return Err(PyAttributeError::new_err("__cuda_array_interface__: this tensor was released"));
-        };
-        let memory = self.cuda(py)?;
-        let buffer = || memory.map_or_else(|| self.numpy_buffer(py), |memory| self.device_buffer(py, memory));
-        let interface = cuda_array_interface(py, memory, &self.layout, buffer, true)?;
-        self.shown.get_or_init(|| held);
-        Ok(interface)
     }
 
     /// Pickles a handle for other processes of this user. It holds no lease.

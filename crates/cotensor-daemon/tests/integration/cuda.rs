@@ -24,7 +24,7 @@ const STEP: &str = "COTENSOR_TEST_STEP";
 
 pub(crate) fn memory_of(library: &Path) -> Arc<dyn Memory> {
     let driver = CudaDriver::load(library).unwrap();
-    CudaMemory::all(&driver).unwrap().remove(0)
+    Arc::new(CudaMemory::all(&driver).unwrap().remove(0))
 }
 
 fn connect(socket: &Path, client: &str, memory: &Arc<dyn Memory>) -> Arc<ClientStore> {

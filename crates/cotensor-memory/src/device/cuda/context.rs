@@ -199,9 +199,7 @@ impl Retained {
         let left = unsafe { (functions.pop_context)(&raw mut former) };
         Ok((done, left))
     }
-}
 
-impl Retained {
     /// # Errors
     /// The driver's result for a context that does not exist any more.
     fn check_id(&self) -> StdResult<(), u32> {

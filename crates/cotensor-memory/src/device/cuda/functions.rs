@@ -78,7 +78,7 @@ pub(super) fn context_id(library: &Library) -> Option<ContextId> {
     unsafe { library.get::<ContextId>("cuCtxGetId") }.ok().map(|found| *found)
 }
 
-/// The vendor of a driver. AMD's has the same functions under other names; nobody has tried it with Cotensor.
+/// The vendor of a driver. AMD's has the same functions under other names, and has not been tried with Cotensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Nvidia,

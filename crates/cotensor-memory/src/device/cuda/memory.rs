@@ -11,7 +11,7 @@ use super::segment::{CudaSegment, CudaSegmentMut};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The pauses before a device without memory is asked again, about half a second in all. A budget has its bytes back some milliseconds
@@ -33,13 +33,26 @@ impl CudaMemory {
         Self(Arc::new(Opened::new(driver, device)))
     }
 
-    /// The memories of all devices that the driver shows this process, for the builders of stores.
+    /// The memories of all devices that the driver shows this process.
     ///
     /// # Errors
     /// As [`CudaDriver::devices`].
-    pub fn all(driver: &Arc<CudaDriver>) -> Result<Vec<Arc<dyn Memory>>> {
-        let memory = |device| -> Arc<dyn Memory> { Arc::new(Self::new(driver, device)) };
-        Ok(driver.devices()?.into_iter().map(memory).collect())
+    pub fn all(driver: &Arc<CudaDriver>) -> Result<Vec<Self>> {
+        Ok(driver.devices()?.into_iter().map(|device| Self::new(driver, device)).collect())
+    }
+
+    /// The memories of all devices of the [installed driver](CudaDriver::open), which the first call loads: one for each device, so that the
+    /// process has one context and one stream of it, however many stores it has.
+    ///
+    /// # Errors
+    /// As [`CudaDriver::open`] and [`CudaDriver::devices`]; a later call tries again.
+    pub fn installed() -> Result<&'static [Self]> {
+        static INSTALLED: OnceLock<Vec<CudaMemory>> = OnceLock::new();
+        if let Some(found) = INSTALLED.get() {
+            return Ok(found);
+        }
+        let found = Self::all(&CudaDriver::open()?)?;
+        Ok(INSTALLED.get_or_init(|| found))
     }
 
     /// Free bytes of the device, whichever processes have the others.

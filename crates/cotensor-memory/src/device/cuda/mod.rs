@@ -12,8 +12,7 @@
 //! | `devices` | the devices, and their numbers on the machine |
 //! | `opened` | a device in use |
 //! | `segment` | `SegmentMut` and `Segment` |
-//! | `memory` | `Memory` |
-//! | `installed` | the memories that all stores of a process share |
+//! | `memory` | `Memory`, and the memories that all stores of a process share |
 //! | `array` | memory of other libraries of this process |
 //!
 //! An allocation has the handle type "POSIX descriptor". Its memory exists while any process has a handle, a mapping or a descriptor
@@ -33,7 +32,6 @@ mod driver;
 mod error;
 mod functions;
 mod handle;
-mod installed;
 mod lendable;
 mod mapping;
 mod memory;
