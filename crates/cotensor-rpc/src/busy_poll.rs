@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// would make the other end wait longer and sleep too, and neither end would become fast again.
 const SKIPPED_LOG_MAX: u32 = 8;
 /// After this time, a poll yields the processor between two attempts.
-const YIELD_AFTER: Duration = Duration::from_micros(50);
+const YIELD_AFTER: Duration = Duration::from_micros(100);
 /// A yield that takes longer shows that the thread shares its core, probably with its peer. The scheduler can leave two
 /// processes that wake each other on one core for 10 ms and more while another core is idle.
 const SHARED_CORE_YIELD: Duration = Duration::from_micros(10);

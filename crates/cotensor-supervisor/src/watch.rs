@@ -6,7 +6,8 @@ use crate::link::{SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
 use crate::process::{Parent, STABLE_UPTIME};
 use crate::signals::stop_this_process;
 use cotensor_core::{Error, Result};
-use std::io::{ErrorKind, Read};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ impl SupervisorLink {
         let mut image = Image::default();
         loop {
             let began = Instant::now();
-            self.wait_for_end(&mut socket, is_used);
+            self.wait_for_end(&socket, is_used);
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
@@ -78,25 +79,17 @@ impl SupervisorLink {
         }
     }
 
-    /// Reads until the end of the connection; the supervisor sends nothing. Stops a daemon whose first supervisor was
-    /// killed and that has no client.
-    fn wait_for_end(&self, socket: &mut UnixStream, is_used: &dyn Fn() -> bool) {
-        let orphaned = self.orphaned.load(Ordering::SeqCst);
-        let timeout = orphaned.then_some(ORPHAN_CHECK_INTERVAL);
-        let _ = socket.set_read_timeout(timeout);
+    /// Waits for the end of the connection. Stops a daemon whose first supervisor was killed and that has no client.
+    fn wait_for_end(&self, socket: &UnixStream, is_used: &dyn Fn() -> bool) {
+        let mut timeout = self.orphaned.load(Ordering::SeqCst).then_some(ORPHAN_CHECK_INTERVAL);
         let mut used = Instant::now();
-        while let Err(error) = socket.read(&mut [0]) {
-            match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => {}
-                ErrorKind::Interrupted => continue,
-                _ => return,
-            }
+        while !has_ended(socket, timeout) {
             if is_used() {
                 used = Instant::now();
-            } else if used.elapsed() > ORPHAN_IDLE_TIMEOUT {
+            } else if timeout.is_some() && used.elapsed() > ORPHAN_IDLE_TIMEOUT {
                 tracing::warn!("the first supervisor was killed and no client is connected: stopping");
                 stop_this_process();
-                return drop(socket.set_read_timeout(None).and_then(|()| socket.read(&mut [0])));
+                timeout = None;
             }
         }
     }
@@ -117,6 +110,17 @@ impl SupervisorLink {
         copy.set_write_timeout(Some(SUPERVISOR_CHECK_INTERVAL)).map_err(io)?;
         (state.socket, state.supervisor) = (Some(copy), supervisor.pid());
         Ok((ours, supervisor))
+    }
+}
+
+/// Waits until the supervisor's end of the connection closes. The supervisor sends nothing, so a readable connection has ended.
+///
+/// `poll` waits for this alone. The kernel wakes a blocked `read` each time the supervisor takes an event from the other direction.
+fn has_ended(socket: &UnixStream, timeout: Option<Duration>) -> bool {
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], timeout.as_ref()) {
+        Ok(ready) => ready > 0,
+        Err(error) => error != Errno::INTR,
     }
 }
 

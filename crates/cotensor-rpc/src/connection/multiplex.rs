@@ -23,7 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The busy-poll time of a caller: most of the daemon's answers arrive sooner.
-const BUSY_POLL: Duration = Duration::from_micros(40);
+const BUSY_POLL: Duration = Duration::from_micros(80);
 /// The longest single wait for data; a longer wait consists of several. A wait is reported between them.
 const READ_TIMEOUT: Duration = REPORT_AFTER;
 
