@@ -41,9 +41,8 @@ SIZES = [64, KB, 4 * KB, 16 * KB, 64 * KB, 256 * KB, 600 * KB, 1126 * KB, 2458 *
 BOUNDS: Dict[str, Tuple[float, float]] = {"put": (1.5, 1.5), "get, first": (0, 1.5), "call, in + out": (3, 3)}
 #: The bound of a `get` of a tensor that the process holds, in seconds.
 HELD_MAX = 4e-6
-#: Figures and the peers that may not be faster.
-PEERS = {"put": ["shared_memory", "ray.put"], "put + get": ["iceoryx2"], "call, in + out": ["pipe, in + out"]}
-PEERS["channel"] = ["iceoryx2"]
+#: Figures and the peers that may not be faster. iceoryx2 has no names that a third process finds: its counterpart is the channel.
+PEERS = {"put": ["shared_memory", "ray.put"], "call, in + out": ["pipe, in + out"], "channel": ["iceoryx2"]}
 #: A channel may take this much more than the peer.
 CHANNEL_FACTOR = 1.5
 #: The columns, in their order.
