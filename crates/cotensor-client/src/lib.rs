@@ -35,4 +35,4 @@ pub use socket_path::{
 };
 pub use start::{DaemonProgram, autostart_allowed, log_path, serve_arguments};
 pub use state_folder::{kept_path, make_kept_folder, path_beside, state_folder};
-pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder, Watched};
+pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder, KeepsMemory, Watched};

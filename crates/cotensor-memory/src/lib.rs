@@ -40,4 +40,4 @@ pub use host::{
     copy_parallel, copy_parallel_again, shared_bytes,
 };
 pub use pack_cache::{CacheEntry, PackCache, PackEntry, Verification, parse_pack_table};
-pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, GiveBack, LocalMemory, MemfdPool, PoolStats};
+pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, GiveBack, LocalMemory, MemfdPool, PoolStats, Unused};

@@ -65,7 +65,7 @@ message! {
     }
 
     /// Slabs that the sender uses no more. The receiver has released all ranges in them. Without a slab, the message says
-    /// that its sender knows the method and, as a caller, reads its messages from time to time while blocks are open.
+    /// that its sender knows the method and, as a caller, reads its messages from time to time while slabs are open.
     CloseSlabsParams {
         /// The sender's numbers of the slabs.
         slabs: Vec<u64>,

@@ -185,6 +185,7 @@ impl ClientStoreBuilder {
             me: me.clone(),
             offered: Mutex::default(),
         });
+        store.keep_own_memory();
         reconnect::watch(&store.daemon.connection, store.me.clone(), |store| &store.daemon)?;
         Ok(store)
     }

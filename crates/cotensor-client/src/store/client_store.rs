@@ -187,11 +187,6 @@ impl ClientStore {
         self.session().notify::<M>(params);
     }
 
-    /// A connection of this client kept `before` bytes ready for its calls, and keeps `now`. The daemon shows the total.
-    pub fn change_ready(&self, before: u64, now: u64) {
-        self.daemon.ready.change(before, now, || self.session());
-    }
-
     /// Whether this process and the daemon see processes by the same numbers.
     pub(crate) fn shares_pids(&self) -> bool {
         self.session().open.shares_pids()

@@ -15,13 +15,16 @@ pub(super) struct Memories {
     given: BTreeMap<Device, Arc<dyn Memory>>,
     /// Those of CUDA devices, if the driver is installed. The first use of one loads the driver; a failure is tried again.
     cuda: OnceLock<BTreeMap<Device, Arc<dyn Memory>>>,
+    /// That of the host; unused if another memory was given for it.
+    pub(super) pool: Arc<MemfdPool>,
 }
 
 impl Memories {
     /// A pool of memfds for the host, and `memories`, of which one may replace the pool.
     pub(super) fn new(memories: impl IntoIterator<Item = Arc<dyn Memory>>) -> Self {
-        let host: Arc<dyn Memory> = Arc::new(MemfdPool::new(POOL_BYTES_MAX));
-        Self { given: by_device(std::iter::once(host).chain(memories)), cuda: OnceLock::new() }
+        let pool = Arc::new(MemfdPool::new(POOL_BYTES_MAX));
+        let host: Arc<dyn Memory> = Arc::clone(&pool) as _;
+        Self { given: by_device(std::iter::once(host).chain(memories)), cuda: OnceLock::new(), pool }
     }
 
     /// The memory of `device`.

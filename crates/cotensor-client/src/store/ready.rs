@@ -1,18 +1,56 @@
-//! Memory of calls that this process keeps ready, as the daemon shows it.
+//! Memory that this process keeps ready for later tensors and calls: its bound, and what the daemon shows of it.
 
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
-use std::sync::{Arc, Mutex};
+use cotensor_memory::{MemfdPool, Unused};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
-/// All of a client, in bytes.
+/// The most unused bytes of all parts of a client together. Memory that the program has prefaulted itself comes on top.
+const UNUSED_BYTES_MAX: usize = 64 << 20;
+
+/// A part of a client that keeps memory for later tensors or calls: its blocks, its pool, and the arena of each connection.
+pub trait KeepsMemory: Send + Sync {
+    /// The memory that nothing uses now, without what the program has prefaulted itself.
+    fn unused(&self, now: Instant) -> Unused;
+
+    /// Gives up what of it was used least recently.
+    fn give_up_oldest(&self);
+}
+
+/// All of a client.
 #[derive(Default)]
-pub(super) struct ReadyBytes(Mutex<u64>);
+pub(super) struct ReadyMemory {
+    parts: Mutex<Vec<Weak<dyn KeepsMemory>>>,
+    /// The bytes that the daemon shows, beside the blocks, which it knows.
+    shown: Mutex<u64>,
+}
 
-impl ReadyBytes {
+impl ReadyMemory {
+    pub(super) fn add(&self, part: Weak<dyn KeepsMemory>) {
+        let mut parts = lock(&self.parts);
+        parts.retain(|part| part.strong_count() > 0);
+        parts.push(part);
+    }
+
+    /// Gives up memory until at most [`UNUSED_BYTES_MAX`] bytes are unused, what was used least recently first.
+    pub(super) fn bound(&self, now: Instant) {
+        let parts: Vec<_> = lock(&self.parts).iter().filter_map(Weak::upgrade).collect();
+        loop {
+            let unused: Vec<_> = parts.iter().map(|part| part.unused(now)).collect();
+            if unused.iter().map(|unused| unused.bytes).sum::<usize>() <= UNUSED_BYTES_MAX {
+                return;
+            }
+            let oldest = unused.iter().zip(&parts).filter_map(|(unused, part)| Some((unused.since?, part)));
+            let Some((_, part)) = oldest.min_by_key(|(since, _)| *since) else { return };
+            part.give_up_oldest();
+        }
+    }
+
     /// A part that had `before` bytes has `now`. Reports all in the present session.
     pub(super) fn change(&self, before: u64, now: u64, session: impl FnOnce() -> Arc<Session>) {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.shown);
         *all = all.saturating_sub(before).saturating_add(now);
         // Under the lock: the daemon gets the totals in their order.
         report(&session(), *all);
@@ -20,7 +58,7 @@ impl ReadyBytes {
 
     /// Reports it in a new session.
     pub(super) fn reopen(&self, session: &Session) {
-        let all = *lock(&self.0);
+        let all = *lock(&self.shown);
         if all > 0 {
             report(session, all);
         }
@@ -29,4 +67,50 @@ impl ReadyBytes {
 
 fn report(session: &Session, bytes: u64) {
     session.notify::<p::RecordReady>(&p::ReadyParams { bytes });
+}
+
+impl KeepsMemory for MemfdPool {
+    fn unused(&self, _: Instant) -> Unused {
+        MemfdPool::unused(self)
+    }
+
+    fn give_up_oldest(&self) {
+        MemfdPool::give_up_oldest(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const MIB: usize = 1 << 20;
+
+    /// Memory of equal lengths, the oldest first.
+    struct Part(Mutex<Vec<Instant>>);
+
+    impl KeepsMemory for Part {
+        fn unused(&self, _: Instant) -> Unused {
+            lock(&self.0).iter().map(|since| (20 * MIB, *since)).collect()
+        }
+
+        fn give_up_oldest(&self) {
+            lock(&self.0).remove(0);
+        }
+    }
+
+    #[test]
+    fn memory_that_was_used_least_recently_is_given_up_first() {
+        let (ready, start) = (ReadyMemory::default(), Instant::now());
+        let at = |second| start + Duration::from_secs(second);
+        let parts: Vec<_> = [vec![1, 4, 6], vec![], vec![2, 5], vec![3]]
+            .map(|seconds| Arc::new(Part(Mutex::new(seconds.into_iter().map(at).collect()))))
+            .into();
+        parts.iter().for_each(|part| ready.add(Arc::downgrade(part) as Weak<dyn KeepsMemory>));
+        let left = || parts.iter().map(|part| lock(&part.0).len()).collect::<Vec<_>>();
+        ready.bound(at(7));
+        assert_eq!(left(), [2, 0, 1, 0], "those of seconds 4, 5 and 6 are 60 MiB");
+        ready.bound(at(8));
+        assert_eq!(left(), [2, 0, 1, 0]);
+    }
 }

@@ -3,7 +3,7 @@
 use super::connection::DaemonConnection;
 use super::lease_table::LeaseTable;
 use super::memories::Memories;
-use super::ready::ReadyBytes;
+use super::ready::ReadyMemory;
 use super::reopened::Reopenings;
 use super::session::{ANSWER_TIMEOUT, Session};
 use super::slabs::Slabs;
@@ -36,7 +36,7 @@ pub(crate) struct Reconnector {
     pub(super) slabs: Slabs,
     pub(super) tickets: Tickets,
     pub(crate) reopened: Reopenings,
-    pub(super) ready: ReadyBytes,
+    pub(super) ready: ReadyMemory,
     /// Starts the next daemon for a call, after all processes of one have ended.
     pub(super) starter: Option<Starter>,
 }

@@ -7,7 +7,7 @@ use crate::protocol as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::process::duplicate_fd;
-use cotensor_memory::{BlockLimits, Blocks, GiveBack, Slab};
+use cotensor_memory::{BlockLimits, Blocks, GiveBack, Slab, Unused};
 use rustix::param::page_size;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -261,6 +261,17 @@ impl Slabs {
             }
         }
         Ok(None)
+    }
+
+    /// The blocks without a tensor, but for those that stay until their first use.
+    pub(super) fn unused(&self, now: Instant) -> Unused {
+        lock(&self.slabs).blocks.unused(now)
+    }
+
+    /// Closes the one of them that was used least recently.
+    pub(super) fn give_up_oldest(&self, session: &Session) {
+        let oldest = lock(&self.slabs).blocks.take_oldest();
+        self.close_blocks(session, oldest.into_iter().collect());
     }
 
     /// Starts the session of `generation`, which has no slab yet.

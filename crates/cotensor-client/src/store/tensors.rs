@@ -7,7 +7,7 @@ use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
 use cotensor_store::backend::UnpublishedTensor;
 use cotensor_store::{Holder, Lease, Reservation, TensorId, TensorSpec, TensorStore};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often idle blocks are looked for. With the time after which a block is idle, memory is given back within ten seconds.
 const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
@@ -73,7 +73,9 @@ impl ClientStore {
             // The notifications of freed blocks come before the answer. An idle client does not read them.
             // A late answer ends no connection, which would end the leases.
             let _ = session.connection.call_or_forget::<p::Ping>(&p::Empty {}, PING_TIMEOUT);
-            store.daemon.slabs.give_back(&session)
+            let is_left = store.daemon.slabs.give_back(&session);
+            store.bound_kept_memory(Instant::now());
+            is_left
         });
     }
 

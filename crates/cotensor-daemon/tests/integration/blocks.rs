@@ -193,7 +193,21 @@ fn prefaulted_blocks_stay_until_they_are_used() {
     });
     // Those of other sizes, and of stores without blocks, are memory of their own.
     assert_eq!((prefault(1000, 7), prefault(100 * MIB, 1)), (7, 1));
-    assert_eq!(other.stats().ready_bytes, 40 * MIB as u64);
+    until("the daemon shows sealed memory, too", || other.stats().ready_bytes == 140 * MIB as u64);
+}
+
+#[test]
+fn memory_of_tensors_that_were_not_published_is_given_back() {
+    let running = Running::start(|_| {});
+    let (producer, other) = (running.connect("producer"), running.connect("other"));
+    let before = segments_since(&Default::default());
+    // As a group that fails after its bytes were written.
+    let mut reservation = producer.reserve(spec("group", 3 * MIB), &producer.holder("")).unwrap();
+    reservation.write(&content(1, 3 * MIB), CopyReason::Put).unwrap();
+    drop(reservation);
+    until("the daemon shows the memory", || other.stats().ready_bytes == 3 * MIB as u64);
+    until("the memory is given back", || segments_since(&before).is_empty());
+    until("the daemon shows none", || other.stats().ready_bytes == 0);
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //! range. The receiver announces ranges that it no longer reads, and the sender does not reuse a range before that.
 //! After the connection ends, its slabs are never written again, so readers keep their bytes.
 //!
-//! A block that was not used for some seconds is given back: its sender closes it, and the receiver unmaps it. Blocks
-//! are used only if the other end closes slabs, which it says by `arena.close` without a slab.
+//! A slab that was not used for some seconds is given back: its sender closes it, and the receiver unmaps it. That, and
+//! the use of blocks, is possible only if the other end closes slabs, which it says by `arena.close` without a slab.
 //!
 //! Tensors in an arena are not tensors of the store: the daemon neither counts nor lists them. Limits bound their
 //! memory; other tensors are published.
@@ -19,12 +19,12 @@ mod remote;
 mod tests;
 
 use crate::sender::Sender;
-use cotensor_client::ClientStore;
 use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider as p;
+use cotensor_client::{ClientStore, KeepsMemory};
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Error, ErrorKind, Result, Segment, SegmentMut, range_within};
-use cotensor_memory::{BLOCK_BYTES_MAX, GiveBack, Slab};
+use cotensor_memory::{BLOCK_BYTES_MAX, GiveBack, Slab, Unused};
 use cotensor_rpc as rpc;
 use cotensor_store::{Holder, Lease, TensorSpec};
 use local::{LocalSlabs, block_len};
@@ -43,16 +43,16 @@ const SHARED_BYTES_MAX_WITHOUT_BLOCKS: usize = 1 << 20;
 const RELEASED_MAX: usize = 32;
 /// The most released ranges in one message.
 const RELEASED_PER_MESSAGE_MAX: usize = 4096;
-/// How long a block is not used before it is given back. With the intervals at which both ends look for such blocks and
+/// How long a slab is not used before it is given back. With the intervals at which both ends look for such slabs and
 /// announce released ranges, one second each, its memory is free within ten seconds.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(4);
 
 /// One end of a connection's shared memory: slabs that this end writes, and slabs of the other end that it reads.
 pub(crate) struct ConnectionArena {
     /// Whether this is the caller's end. The provider reads its messages at any time. The caller reads while it waits for
-    /// an answer, and from time to time while there are blocks.
+    /// an answer, and from time to time while there are slabs.
     is_caller: bool,
-    /// How long a block is not used before it is given back.
+    /// How long a slab is not used before it is given back.
     idle_max: Duration,
     /// Whether the other end closes slabs.
     other_end_closes: AtomicBool,
@@ -72,16 +72,16 @@ pub(crate) struct ConnectionArena {
 impl ConnectionArena {
     /// The arena of a provider's connection. The provider's timer calls [`give_back`](Self::give_back).
     pub(crate) fn of_provider(store: &Arc<ClientStore>, idle_max: Duration) -> Arc<Self> {
-        Arc::new(Self::new(false, store, idle_max))
+        Self::new(false, store, idle_max)
     }
 
     /// The arena of a caller's connection.
     pub(crate) fn of_caller(store: &Arc<ClientStore>, idle_max: Duration) -> Arc<Self> {
-        Arc::new(Self::new(true, store, idle_max))
+        Self::new(true, store, idle_max)
     }
 
-    fn new(is_caller: bool, store: &Arc<ClientStore>, idle_max: Duration) -> Self {
-        Self {
+    fn new(is_caller: bool, store: &Arc<ClientStore>, idle_max: Duration) -> Arc<Self> {
+        let arena = Arc::new(Self {
             is_caller,
             idle_max,
             other_end_closes: AtomicBool::new(false),
@@ -92,7 +92,9 @@ impl ConnectionArena {
             released: Mutex::default(),
             gives_back: GiveBack::default(),
             ready: ReadyMemory::new(store),
-        }
+        });
+        store.add_kept_memory(Arc::downgrade(&arena) as Weak<dyn KeepsMemory>);
+        arena
     }
 
     /// Sets the sender of the connection. A caller's end announces that it closes slabs.
@@ -131,7 +133,7 @@ impl ConnectionArena {
         }
     }
 
-    fn reserve_shared(&self, len: usize) -> Result<Option<Box<dyn SegmentMut>>> {
+    fn reserve_shared(self: &Arc<Self>, len: usize) -> Result<Option<Box<dyn SegmentMut>>> {
         let mut local = lock(&self.local);
         if let Some(segment) = local.reserve_shared(len) {
             return Ok(Some(segment));
@@ -140,8 +142,9 @@ impl ConnectionArena {
         let slab = Slab::create(bytes)?;
         let number = self.open(&mut local, &slab, false)?;
         let segment = slab.reserve_unzeroed(len)?;
-        local.shared.push((number, slab));
+        local.add_shared(number, slab);
         self.ready.set(local.bytes());
+        self.start_giving_back();
         Ok(Some(segment))
     }
 
@@ -180,7 +183,7 @@ impl ConnectionArena {
         Ok(number)
     }
 
-    /// Closes blocks at the other end. The arena is locked, as for [`open`](Self::open).
+    /// Closes slabs at the other end. The arena is locked, as for [`open`](Self::open).
     fn close(&self, closed: &[(u64, Slab)]) -> Result<()> {
         if closed.is_empty() {
             return Ok(());
@@ -189,30 +192,33 @@ impl ConnectionArena {
         self.notify::<p::CloseSlabs>(&p::CloseSlabsParams { slabs }, Vec::new())
     }
 
-    /// Announces released ranges, and gives blocks back that were not used for some seconds. Returns whether either end has
-    /// blocks.
+    /// Announces released ranges, and gives slabs back that were not used for some seconds. Returns whether either end has
+    /// slabs. Without an end that closes them, they stay.
     pub(crate) fn give_back(&self, now: Instant) -> bool {
-        // The provider reads at any time, and a caller with blocks from time to time.
-        if self.is_caller || lock(&self.remote).has_blocks() {
+        if !self.other_end_closes.load(Ordering::Relaxed) {
+            return false;
+        }
+        // The provider reads at any time, and a caller with slabs from time to time.
+        if self.is_caller || lock(&self.remote).has_slabs() {
             self.announce_released();
         }
         let mut local = lock(&self.local);
-        let idle = local.blocks.take_idle(now);
-        // A connection that has ended has no reader of the blocks.
+        let idle = local.take_idle(now);
+        // A connection that has ended has no reader of the slabs.
         drop(self.close(&idle));
         self.ready.set(local.bytes());
         let remote = lock(&self.remote);
-        let is_left = local.blocks.has_transient() || remote.has_blocks();
+        let is_left = local.has_slabs() || remote.has_slabs();
         if !is_left {
-            // Under both locks: the next block of either end starts another thread.
+            // Under both locks: the next slab of either end starts another thread.
             self.gives_back.end();
         }
         is_left
     }
 
-    /// Gives blocks back from time to time until no end has one, or the connection ends.
+    /// Gives slabs back from time to time until no end has one, or the connection ends.
     fn start_giving_back(self: &Arc<Self>) {
-        if !self.is_caller {
+        if !self.is_caller || !self.other_end_closes.load(Ordering::Relaxed) {
             return;
         }
         let weak = Arc::downgrade(self);
@@ -223,7 +229,10 @@ impl ConnectionArena {
             if !is_open {
                 arena.end();
             }
-            is_open && arena.give_back(Instant::now())
+            let now = Instant::now();
+            let is_left = is_open && arena.give_back(now);
+            arena.ready.bound(now);
+            is_left
         });
     }
 
@@ -283,18 +292,20 @@ impl ConnectionArena {
     /// `Refused` for memory that is not sealed; `Conflict` for a slab that is open, or one too many.
     pub(crate) fn open_slab(self: &Arc<Self>, params: &p::OpenSlabParams, fd: OwnedFd) -> Result<()> {
         lock(&self.remote).open(params, fd)?;
-        if params.block {
-            self.start_giving_back();
-        }
+        self.start_giving_back();
         Ok(())
     }
 
     /// Unmaps slabs of the other end, each after its last tensor. Ignores slabs that are not open.
-    pub(crate) fn close_slabs(&self, params: &p::CloseSlabsParams) {
+    pub(crate) fn close_slabs(self: &Arc<Self>, params: &p::CloseSlabsParams) {
         let closed = lock(&self.remote).close(&params.slabs);
         drop(closed);
-        self.other_end_closes.store(true, Ordering::Relaxed);
+        let is_first = !self.other_end_closes.swap(true, Ordering::Relaxed);
         self.announce();
+        // Those that were opened before. A caller without any needs no thread.
+        if is_first && (lock(&self.local).has_slabs() || lock(&self.remote).has_slabs()) {
+            self.start_giving_back();
+        }
     }
 
     /// Leases a tensor in a slab of the other end. Dropping the last lease releases the range.
@@ -339,6 +350,20 @@ impl ConnectionArena {
     /// Puts released ranges back whose announcement was not sent.
     pub(crate) fn release_later(&self, ranges: &[p::ArenaRange]) {
         lock(&self.released).extend_from_slice(ranges);
+    }
+}
+
+impl KeepsMemory for ConnectionArena {
+    fn unused(&self, now: Instant) -> Unused {
+        if self.other_end_closes.load(Ordering::Relaxed) { lock(&self.local).unused(now) } else { Unused::default() }
+    }
+
+    fn give_up_oldest(&self) {
+        let mut local = lock(&self.local);
+        let oldest: Vec<_> = local.take_oldest(Instant::now()).into_iter().collect();
+        // A connection that has ended has no reader of the slab.
+        drop(self.close(&oldest));
+        self.ready.set(local.bytes());
     }
 }
 

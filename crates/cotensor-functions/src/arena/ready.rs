@@ -3,6 +3,7 @@
 use cotensor_client::ClientStore;
 use cotensor_core::sync::lock;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// It counts until this value is dropped.
 pub(super) struct ReadyMemory {
@@ -23,6 +24,11 @@ impl ReadyMemory {
             self.store.change_ready(*before, bytes);
             *before = bytes;
         }
+    }
+
+    /// Bounds the unused memory of all parts of the client.
+    pub(super) fn bound(&self, now: Instant) {
+        self.store.bound_kept_memory(now);
     }
 }
 

@@ -17,14 +17,9 @@ const BYTES_MAX: usize = 288 << 20;
 #[derive(Default)]
 pub(super) struct RemoteSlabs {
     /// By the other end's numbers.
-    open: HashMap<u64, RemoteSlab>,
+    open: HashMap<u64, Arc<SealedMemfd>>,
     /// Closed ones, whose tensors may still have leases.
     closed: Vec<Weak<SealedMemfd>>,
-}
-
-struct RemoteSlab {
-    memory: Arc<SealedMemfd>,
-    is_block: bool,
 }
 
 impl RemoteSlabs {
@@ -48,20 +43,20 @@ impl RemoteSlabs {
         check_sealed(&fd, len, Guarantee::ProducerOnly)?;
         check_no_holes(&fd, len)?;
         let memory = Arc::new(SealedMemfd::open(fd, len, Guarantee::ProducerOnly)?);
-        self.open.insert(params.slab, RemoteSlab { memory, is_block: params.block });
+        self.open.insert(params.slab, memory);
         Ok(())
     }
 
     /// The lengths of the slabs that are mapped.
     fn mapped(&mut self) -> Vec<usize> {
-        let mut lengths: Vec<_> = self.open.values().map(|slab| slab.memory.len()).collect();
+        let mut lengths: Vec<_> = self.open.values().map(|memory| memory.len()).collect();
         self.closed.retain(|closed| closed.upgrade().map(|memory| lengths.push(memory.len())).is_some());
         lengths
     }
 
     /// Takes out slabs. Each is unmapped after its last tensor.
     pub(super) fn close(&mut self, slabs: &[u64]) -> Vec<Arc<SealedMemfd>> {
-        let closed: Vec<_> = slabs.iter().filter_map(|slab| Some(self.open.remove(slab)?.memory)).collect();
+        let closed: Vec<_> = slabs.iter().filter_map(|slab| self.open.remove(slab)).collect();
         self.closed.retain(|closed| closed.strong_count() > 0);
         self.closed.extend(closed.iter().map(Arc::downgrade));
         closed
@@ -70,12 +65,12 @@ impl RemoteSlabs {
     /// # Errors
     /// `NotFound` for a slab that is not open.
     pub(super) fn get(&self, slab: u64) -> Result<Arc<SealedMemfd>> {
-        let found = self.open.get(&slab).map(|slab| Arc::clone(&slab.memory));
+        let found = self.open.get(&slab).map(Arc::clone);
         found.ok_or_else(|| Error::not_found(format!("slab {slab} is not open")))
     }
 
-    pub(super) fn has_blocks(&self) -> bool {
-        self.open.values().any(|slab| slab.is_block)
+    pub(super) fn has_slabs(&self) -> bool {
+        !self.open.is_empty()
     }
 }
 

@@ -9,7 +9,7 @@ use cotensor_core::{DType, Error, ErrorKind, Result};
 use cotensor_daemon::testing::Running;
 use cotensor_memory::Slab;
 use cotensor_rpc::{Incoming, parse_incoming};
-use cotensor_store::{CopyReason, Lease, TensorSpec, TensorStore};
+use cotensor_store::{CopyReason, Lease, StoreReports, TensorSpec, TensorStore};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -48,16 +48,25 @@ struct Ends {
     provider: Option<Arc<ConnectionArena>>,
     store: Arc<ClientStore>,
     links: [Arc<Link>; 2],
-    _running: Running,
+    _running: Option<Running>,
 }
 
 impl Ends {
     /// Both ends, of which the provider's does not know the method `unknown`.
     fn new(unknown: Option<&'static str>) -> Self {
         let running = Running::start(|_| {});
+        let ends = Self::of(running.connect("test"), unknown);
+        Self { _running: Some(running), ..ends }
+    }
+
+    /// Both ends of another connection of the same client.
+    fn beside(&self) -> Self {
+        Self::of(Arc::clone(&self.store), None)
+    }
+
+    fn of(store: Arc<ClientStore>, unknown: Option<&'static str>) -> Self {
         // Longer than the test: the thread of the caller's end does nothing.
         let idle = 10 * IDLE_MAX;
-        let store = running.connect("test");
         let (caller, provider) =
             (ConnectionArena::of_caller(&store, idle), ConnectionArena::of_provider(&store, IDLE_MAX));
         let link = |other: &Arc<ConnectionArena>, unknown| {
@@ -67,7 +76,7 @@ impl Ends {
         let senders = links.each_ref().map(|link| Arc::clone(link) as Arc<dyn Sender>);
         provider.set_sender(Arc::downgrade(&senders[1]));
         caller.set_sender(Arc::downgrade(&senders[0]));
-        Self { caller, provider: Some(provider), store, links, _running: running }
+        Self { caller, provider: Some(provider), store, links, _running: None }
     }
 
     fn provider(&self) -> &Arc<ConnectionArena> {
@@ -124,6 +133,59 @@ fn blocks_are_used_again_and_given_back_when_they_are_idle() {
     assert!(!ends.caller.give_back(start + Duration::from_secs(90)) && !ends.provider().give_back(start));
     let (third, _received) = ends.passed(2 << 20, 4);
     assert!(third.range.slab > second.range.slab, "a number is used once");
+}
+
+#[test]
+fn shared_slabs_are_given_back_when_they_are_idle() {
+    let ends = Ends::new(None);
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let pass = |byte| {
+        let (reference, received) = ends.passed(1000, byte);
+        drop(received);
+        assert!(ends.provider().give_back(start), "the caller's slab is open");
+        reference
+    };
+    let first = pass(1);
+    assert!(ends.caller.give_back(start) && ends.caller.give_back(after(39)));
+    assert_eq!(pass(2).range.slab, first.range.slab);
+    assert!(ends.caller.give_back(after(41)), "used meanwhile");
+    let (_, kept) = ends.passed(1000, 3);
+    assert!(ends.caller.give_back(after(81)), "in use");
+    drop(kept);
+    ends.provider().give_back(start);
+    assert!(ends.caller.give_back(after(90)));
+    assert!(!ends.caller.give_back(after(130)) && !ends.provider().give_back(start));
+    assert_eq!(ends.received(&first).err().unwrap().kind(), ErrorKind::NotFound);
+    assert_eq!(ends.store.stats().ready_bytes, 0);
+    assert!(pass(4).range.slab > first.range.slab, "a number is used once");
+}
+
+#[test]
+fn unused_memory_of_all_connections_of_a_client_is_bounded() {
+    let first = Ends::new(None);
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let mut all = vec![first];
+    all.extend((0..3).map(|_| all[0].beside()).collect::<Vec<_>>());
+    let passed: Vec<_> = (0..)
+        .zip(&all)
+        .map(|(number, ends)| {
+            let (reference, received) = ends.passed(24 << 20, 1);
+            drop(received);
+            ends.provider().give_back(start);
+            assert!(ends.caller.give_back(after(number)));
+            reference
+        })
+        .collect();
+    let store = Arc::clone(&all[0].store);
+    assert_eq!(store.stats().ready_bytes, (4 * 24) << 20);
+    store.bound_kept_memory(after(10));
+    assert_eq!(store.stats().ready_bytes, (2 * 24) << 20, "at most 64 MiB");
+    let is_open: Vec<_> = passed.iter().zip(&all).map(|(reference, ends)| ends.received(reference).is_ok()).collect();
+    assert_eq!(is_open, [false, false, true, true], "the least recently used leave");
+    all.iter().for_each(|ends| assert!(!ends.caller.give_back(after(50))));
+    assert_eq!(store.stats().ready_bytes, 0);
 }
 
 #[test]

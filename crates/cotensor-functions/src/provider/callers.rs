@@ -65,10 +65,11 @@ impl Callers {
     /// Removes expired tasks and results, and gives idle memory of callers' arenas back.
     pub(super) fn sweep(&self) {
         self.state.sweep();
-        let peers: Vec<_> = lock(&self.peers).values().cloned().collect();
+        let (peers, now): (Vec<_>, _) = (lock(&self.peers).values().cloned().collect(), Instant::now());
         for peer in peers {
-            peer.arena().give_back(Instant::now());
+            peer.arena().give_back(now);
         }
+        self.state.store().bound_kept_memory(now);
     }
 
     /// Ends the provider: refuses new calls, closes the connections of callers and cancels runs. Does not wait for

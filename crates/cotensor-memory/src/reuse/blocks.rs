@@ -1,5 +1,6 @@
 //! Slabs of one segment each, which are used again.
 
+use super::Unused;
 use crate::host::Slab;
 use cotensor_core::{Result, SegmentMut, padded};
 use rustix::param::page_size;
@@ -13,7 +14,7 @@ pub const BLOCK_BYTES_MAX: usize = 64 << 20;
 pub struct BlockLimits {
     /// The most bytes of all blocks.
     pub bytes_max: usize,
-    /// The most bytes of free blocks.
+    /// The most bytes of free blocks with which another free one is made.
     pub free_bytes_max: usize,
     /// The most blocks.
     pub count_max: usize,
@@ -102,7 +103,7 @@ impl<K: Copy> Blocks<K> {
     pub fn make_room(&mut self, bytes: usize) -> Vec<(K, Slab)> {
         let mut closed = Vec::new();
         while self.bytes() + bytes > self.limits.bytes_max || self.blocks.len() >= self.limits.count_max {
-            let Some(block) = self.take_oldest_free() else { break };
+            let Some(block) = self.take_oldest_of(Block::is_free) else { break };
             closed.push(block);
         }
         closed
@@ -137,18 +138,25 @@ impl<K: Copy> Blocks<K> {
         self.blocks.push(Block { key, slab, free_since: None, is_new: true, stays });
     }
 
-    /// Takes out free blocks that were not used for so long that they are given back, and those beyond the limit of free bytes. The
-    /// caller closes them.
+    /// Takes out free blocks that were not used for so long that they are given back. The caller closes them.
     pub fn take_idle(&mut self, now: Instant) -> Vec<(K, Slab)> {
         self.note_free(now);
         let idle_max = self.limits.idle_max;
         let is_idle =
             |block: &mut Block<K>| !block.stays && block.free_since.is_some_and(|since| now - since >= idle_max);
-        let mut idle: Vec<_> = self.blocks.extract_if(.., is_idle).map(|block| (block.key, block.slab)).collect();
-        while self.free_bytes() > self.limits.free_bytes_max {
-            idle.extend(self.take_oldest_free());
-        }
-        idle
+        self.blocks.extract_if(.., is_idle).map(|block| (block.key, block.slab)).collect()
+    }
+
+    /// The free blocks, without those that stay until their first use.
+    pub fn unused(&mut self, now: Instant) -> Unused {
+        self.note_free(now);
+        let free = self.blocks.iter().filter(|block| !block.stays);
+        free.filter_map(|block| Some((block.slab.len(), block.free_since?))).collect()
+    }
+
+    /// Takes out the block of [`unused`](Self::unused) that was used least recently. The caller closes it.
+    pub fn take_oldest(&mut self) -> Option<(K, Slab)> {
+        self.take_oldest_of(|block| block.is_free() && !block.stays)
     }
 
     /// The bytes of all blocks.
@@ -182,9 +190,9 @@ impl<K: Copy> Blocks<K> {
         }
     }
 
-    fn take_oldest_free(&mut self) -> Option<(K, Slab)> {
-        let free = self.blocks.iter().enumerate().filter(|(_, block)| block.is_free());
-        let (at, _) = free.min_by_key(|(_, block)| block.free_since)?;
+    fn take_oldest_of(&mut self, is_meant: impl Fn(&Block<K>) -> bool) -> Option<(K, Slab)> {
+        let meant = self.blocks.iter().enumerate().filter(|(_, block)| is_meant(block));
+        let (at, _) = meant.min_by_key(|(_, block)| block.free_since)?;
         let block = self.blocks.remove(at);
         Some((block.key, block.slab))
     }
@@ -254,6 +262,24 @@ mod tests {
     }
 
     #[test]
+    fn block_that_was_used_least_recently_is_given_up_first() {
+        let (mut blocks, start) = (Blocks::new(LIMITS), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let len = |bytes: usize| bytes.next_multiple_of(page_size());
+        blocks.add_free(9, Slab::create(len(50_000)).unwrap(), true);
+        assert_eq!(blocks.unused(start), Unused::default(), "one that stays does not count");
+        drop(put(&mut blocks, 1, 100_000, start).unwrap());
+        assert_eq!(blocks.unused(at(1)), Unused { bytes: len(100_000), since: Some(at(1)) });
+        drop(put(&mut blocks, 2, 200_000, at(2)).unwrap());
+        assert_eq!(blocks.unused(at(3)).bytes, len(100_000) + len(200_000));
+        // Used again, the first one is the newest.
+        drop(put(&mut blocks, 3, 100_000, at(4)).unwrap());
+        assert_eq!(blocks.unused(at(5)).since, Some(at(3)));
+        let oldest = |blocks: &mut Blocks<u32>| blocks.take_oldest().map(|(key, _)| key);
+        assert_eq!([oldest(&mut blocks), oldest(&mut blocks), oldest(&mut blocks)], [Some(2), Some(1), None]);
+    }
+
+    #[test]
     fn prefaulted_block_stays_until_its_first_use() {
         let (mut blocks, start) = (Blocks::new(LIMITS), Instant::now());
         let later = start + 100 * LIMITS.idle_max;
@@ -282,7 +308,7 @@ mod tests {
         let room = blocks.room_for(900_000, now).unwrap().unwrap();
         assert_eq!((room, blocks.make_room(room).len()), (900_000_usize.next_multiple_of(page_size()), 3));
         drop((0..3).map(|key| put(&mut blocks, key, 250_000, now).unwrap()).collect::<Vec<_>>());
-        assert_eq!(blocks.take_idle(now).len(), 1, "the limit of free bytes");
-        assert_eq!(blocks.take_idle(now + LIMITS.idle_max).len(), 2);
+        assert!(blocks.take_idle(now).is_empty());
+        assert_eq!(blocks.take_idle(now + LIMITS.idle_max).len(), 3);
     }
 }

@@ -1,9 +1,18 @@
 //! The free memfds of a pool.
 
+use super::{GiveBack, Unused};
 use crate::host::MemfdMut;
 use cotensor_core::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+/// The most bytes of memfds that were left unpublished.
+const UNPUBLISHED_BYTES_MAX: usize = 64 << 20;
+/// How long such a memfd is kept.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+/// How often such memfds are looked for. Their memory is given back within ten seconds.
+const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The state of a pool and its counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,12 +27,18 @@ pub struct PoolStats {
     pub misses: u64,
 }
 
+/// Called with the bytes of the free memfds before and after a change.
+type OnChange = Box<dyn Fn(usize, usize) + Send + Sync>;
+
 /// Free memfds by capacity, up to a number of bytes.
 pub(super) struct FreeBlocks {
     bytes_max: usize,
     /// The process that created the pool. A forked child has the same pages and leaves them to its parent.
     owner: u32,
     blocks: Mutex<Blocks>,
+    /// The thread that drops memfds that were left unpublished.
+    gives_back: GiveBack,
+    on_change: OnceLock<OnChange>,
 }
 
 #[derive(Default)]
@@ -37,15 +52,61 @@ pub(super) struct Block {
     pub(super) memfd: MemfdMut,
     /// The number of leading bytes that may not be zero.
     pub(super) stale: usize,
+    pub(super) kept: Kept,
+}
+
+/// Why a free memfd is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// The program has prefaulted it: until its first use.
+    Prefaulted,
+    /// It is the next of a series, which the prefaulter removes.
+    Next,
+    /// It was left unpublished at this time: for some seconds.
+    Unpublished(Instant),
+}
+
+impl Block {
+    fn unused_since(&self) -> Option<Instant> {
+        match self.kept {
+            Kept::Unpublished(since) => Some(since),
+            Kept::Prefaulted | Kept::Next => None,
+        }
+    }
+}
+
+impl Blocks {
+    /// Those that were left unpublished.
+    fn unused(&self) -> Unused {
+        let all = self.by_capacity.values().flatten();
+        all.filter_map(|block| Some((block.memfd.capacity(), block.unused_since()?))).collect()
+    }
 }
 
 impl FreeBlocks {
     pub(super) fn new(bytes_max: usize) -> Self {
-        Self { bytes_max, owner: std::process::id(), blocks: Mutex::default() }
+        Self {
+            bytes_max,
+            owner: std::process::id(),
+            blocks: Mutex::default(),
+            gives_back: GiveBack::default(),
+            on_change: OnceLock::new(),
+        }
     }
 
     pub(super) fn stats(&self) -> PoolStats {
         self.blocks().stats
+    }
+
+    /// Calls `call` with the bytes before and after each change of the free memfds. The first `call` stays.
+    pub(super) fn on_change(&self, call: OnChange) {
+        let _ = self.on_change.set(call);
+    }
+
+    fn changed(&self, before: usize, now: usize) {
+        if let Some(call) = self.on_change.get().filter(|_| before != now) {
+            call(before, now);
+        }
     }
 
     /// Whether this is the process that created the pool, and not a forked child.
@@ -79,39 +140,96 @@ impl FreeBlocks {
         }
         blocks.stats.hits += 1;
         blocks.stats.free -= 1;
+        let before = blocks.stats.free_bytes;
         blocks.stats.free_bytes -= capacity;
+        drop(blocks);
+        self.changed(before, before - capacity);
         Some(block)
     }
 
     /// Adds a free memfd. Drops it and returns `false` when it does not fit.
-    pub(super) fn put(&self, block: Block) -> bool {
-        let capacity = block.memfd.capacity();
-        let mut blocks = self.blocks();
-        let total = blocks.stats.free_bytes.saturating_add(capacity);
-        let fits = capacity > 0 && total <= self.bytes_max && self.is_owner();
-        if fits {
-            blocks.stats.free += 1;
-            blocks.stats.free_bytes = total;
-            blocks.by_capacity.entry(capacity).or_default().push(block);
+    pub(super) fn put(self: &Arc<Self>, block: Block) -> bool {
+        if !self.is_owner() {
+            return false;
         }
-        fits
+        let capacity = block.memfd.capacity();
+        let is_unpublished = block.unused_since().is_some();
+        let mut blocks = self.blocks();
+        let before = blocks.stats.free_bytes;
+        let total = before.saturating_add(capacity);
+        let is_within = !is_unpublished || blocks.unused().bytes + capacity <= UNPUBLISHED_BYTES_MAX;
+        if capacity == 0 || total > self.bytes_max || !is_within {
+            return false;
+        }
+        blocks.stats.free += 1;
+        blocks.stats.free_bytes = total;
+        blocks.by_capacity.entry(capacity).or_default().push(block);
+        drop(blocks);
+        self.changed(before, total);
+        if is_unpublished {
+            let free = Arc::downgrade(self);
+            let round = move || free.upgrade().is_some_and(|free| free.give_back(Instant::now()));
+            self.gives_back.start(GIVE_BACK_INTERVAL, round);
+        }
+        true
     }
 
-    /// Drops one unused memfd of exactly `capacity` bytes.
-    pub(super) fn remove_unused(&self, capacity: usize) {
+    /// Drops one memfd of exactly `capacity` bytes that is the next of a series.
+    pub(super) fn remove_next(&self, capacity: usize) {
+        let mut is_found = false;
+        self.drop_each(|block| {
+            let is_out = !is_found && block.kept == Kept::Next && block.memfd.capacity() == capacity;
+            is_found |= is_out;
+            is_out
+        });
+    }
+
+    /// The memfds that were left unpublished.
+    pub(super) fn unused(&self) -> Unused {
+        self.blocks().unused()
+    }
+
+    /// Drops the one of them that was used least recently.
+    pub(super) fn give_up_oldest(&self) {
+        let mut oldest = self.unused().since;
+        self.drop_each(|block| {
+            let is_out = oldest.is_some() && block.unused_since() == oldest;
+            if is_out {
+                oldest = None;
+            }
+            is_out
+        });
+    }
+
+    /// Drops memfds that were left unpublished some seconds ago. Whether others of them are there.
+    pub(super) fn give_back(&self, now: Instant) -> bool {
+        let is_idle = |since| now.saturating_duration_since(since) >= IDLE_MAX;
+        self.drop_each(|block| block.unused_since().is_some_and(is_idle));
+        let blocks = self.blocks();
+        let is_left = blocks.unused().bytes > 0;
+        if !is_left {
+            // Under the lock: the next memfd starts another thread.
+            self.gives_back.end();
+        }
+        is_left
+    }
+
+    fn drop_each(&self, mut is_out: impl FnMut(&Block) -> bool) {
         let mut blocks = self.blocks();
-        let Some(same) = blocks.by_capacity.get_mut(&capacity) else { return };
-        let unused = same.iter().position(|block| block.stale == 0).map(|index| same.remove(index));
-        if same.is_empty() {
-            blocks.by_capacity.remove(&capacity);
-        }
-        if unused.is_some() {
-            blocks.stats.free -= 1;
-            blocks.stats.free_bytes -= capacity;
-        }
+        let before = blocks.stats.free_bytes;
+        let Blocks { by_capacity, stats } = &mut *blocks;
+        let mut out = Vec::new();
+        by_capacity.retain(|_, same| {
+            out.extend(same.extract_if(.., |block| is_out(block)));
+            !same.is_empty()
+        });
+        stats.free -= out.len();
+        stats.free_bytes -= out.iter().map(|block| block.memfd.capacity()).sum::<usize>();
+        let now = stats.free_bytes;
         // Unmapping takes long: not while the lock is held.
         drop(blocks);
-        drop(unused);
+        drop(out);
+        self.changed(before, now);
     }
 
     fn blocks(&self) -> MutexGuard<'_, Blocks> {

@@ -11,7 +11,7 @@ const SMALL_BYTES_MAX: usize = 256 << 10;
 /// The length of the first slab; each further one is twice as long as the one before, up to the maximum.
 const SLAB_BYTES_FIRST: usize = 64 << 10;
 const SLAB_BYTES_MAX: usize = 4 << 20;
-/// The most free bytes of the pool.
+/// The most free bytes of the pool, with those that the program prefaults.
 const POOL_BYTES_MAX: usize = 256 << 20;
 
 /// Slabs for small tensors, so that thousands of them take few descriptors, and a [`MemfdPool`] for large ones. All of

@@ -6,9 +6,11 @@ mod give_back;
 mod local;
 mod pool;
 mod prefault;
+mod unused;
 
 pub use blocks::{BLOCK_BYTES_MAX, BlockLimits, Blocks};
 pub use free_blocks::PoolStats;
 pub use give_back::GiveBack;
 pub use local::LocalMemory;
 pub use pool::MemfdPool;
+pub use unused::Unused;

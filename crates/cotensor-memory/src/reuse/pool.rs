@@ -1,6 +1,7 @@
 //! A pool of memfds.
 
-use super::free_blocks::{Block, FreeBlocks, PoolStats};
+use super::Unused;
+use super::free_blocks::{Block, FreeBlocks, Kept, PoolStats};
 use super::prefault::{Filling, Prefaulter, Timing};
 use crate::host::{MemfdMut, import};
 use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
@@ -8,6 +9,7 @@ use rustix::param::page_size;
 use std::any::Any;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Memory in memfds that were prefaulted, or used and abandoned, before. Filling one takes the time of the copy; a new
 /// one takes about three times as long, because of its pages.
@@ -16,6 +18,9 @@ use std::sync::Arc;
 /// holder. Each publication thus uses up one memfd that [`prefault`](Memory::prefault) created. While large segments of
 /// equal length are published one after another, a thread prefaults the next memfd after each publication. Memory that
 /// is published repeatedly belongs into a [`Slab`](crate::Slab).
+///
+/// At most 64 MiB that were left unpublished are kept, for five to seven seconds. What the program has prefaulted stays until its first
+/// use.
 ///
 /// Clones are the same pool.
 #[derive(Clone)]
@@ -39,12 +44,27 @@ impl MemfdPool {
         self.free.stats()
     }
 
+    /// Calls `call` with the bytes of the free memfds before and after each change, from any thread. The first `call` stays.
+    pub fn on_change(&self, call: impl Fn(usize, usize) + Send + Sync + 'static) {
+        self.free.on_change(Box::new(call));
+    }
+
+    /// The memory that was left unpublished.
+    pub fn unused(&self) -> Unused {
+        self.free.unused()
+    }
+
+    /// Drops the memfd of [`unused`](Self::unused) that was used least recently.
+    pub fn give_up_oldest(&self) {
+        self.free.give_up_oldest();
+    }
+
     fn take(&self, len: usize) -> Result<PooledMemfd> {
         let wanted = capacity(len)?;
         self.prefaulter.wait_for(&self.free, wanted);
-        let Block { mut memfd, stale } = match self.free.take(wanted) {
-            Some(block) => block,
-            None => Block { memfd: MemfdMut::create_to_fill(wanted)?, stale: 0 },
+        let (mut memfd, stale) = match self.free.take(wanted) {
+            Some(Block { memfd, stale, .. }) => (memfd, stale),
+            None => (MemfdMut::create_to_fill(wanted)?, 0),
         };
         let filling = self.prefaulter.request(&self.free, wanted);
         memfd.resize(len);
@@ -98,7 +118,7 @@ impl Memory for MemfdPool {
         for done in 0..count {
             let memfd = MemfdMut::create(capacity(len)?)?;
             memfd.prefault()?;
-            if !self.free.put(Block { memfd, stale: 0 }) {
+            if !self.free.put(Block { memfd, stale: 0, kept: Kept::Prefaulted }) {
                 return Ok(done);
             }
         }
@@ -133,7 +153,7 @@ impl Drop for PooledMemfd {
         // Code that keeps the address of an aliased memfd, and children that inherited it, may still write it.
         if let Some(memfd) = self.memfd.take().filter(|memfd| !memfd.is_aliased() && memfd.is_backed()) {
             let stale = self.stale.max(memfd.len());
-            self.free.put(Block { memfd, stale });
+            self.free.put(Block { memfd, stale, kept: Kept::Unpublished(Instant::now()) });
         }
     }
 }
@@ -174,6 +194,7 @@ mod tests {
     use super::*;
     use cotensor_core::ErrorKind;
     use rustix::fs::fstat;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     const NEVER: Duration = Duration::from_secs(1 << 40);
@@ -235,6 +256,41 @@ mod tests {
         Arc::get_mut(&mut pool.free).unwrap().set_foreign_owner();
         drop(pool.reserve(10_000).unwrap());
         assert_eq!((pool.stats().hits, pool.stats().free), (0, 1));
+    }
+
+    #[test]
+    fn memory_left_unpublished_is_bounded_and_given_back() {
+        // No series, for which further memfds would be made.
+        let pool = MemfdPool::with_timing(1 << 30, Timing { gap_max: Duration::ZERO, ..UNLIMITED });
+        let start = Instant::now();
+        assert_eq!(pool.prefault(1 << 20, 1).unwrap(), 1);
+        let changes = Arc::new(AtomicUsize::new(0));
+        let free_bytes = Arc::clone(&changes);
+        pool.on_change(move |before, now| {
+            free_bytes.fetch_add(now, Ordering::Relaxed);
+            free_bytes.fetch_sub(before, Ordering::Relaxed);
+        });
+        // As a group that fails after its bytes were written.
+        let leave = |len: usize| drop(pool.copy_of(&vec![1; len]).unwrap());
+        leave(3 << 20);
+        leave(65 << 20);
+        (0..10).for_each(|_| leave(16 << 20));
+        let held: Vec<_> = (0..10).map(|_| pool.copy_of(&vec![1; 16 << 20]).unwrap()).collect();
+        drop(held);
+        let unused = pool.unused();
+        assert_eq!(unused.bytes, (3 + 3 * 16) << 20, "at most 64 MiB");
+        assert_eq!(changes.load(Ordering::Relaxed), unused.bytes);
+        pool.give_up_oldest();
+        assert_eq!(pool.unused().bytes, (3 * 16) << 20, "the one of 3 MiB");
+        assert!(pool.unused().since > unused.since);
+        assert!(pool.free.give_back(start), "not idle for long enough");
+        assert!(!pool.free.give_back(Instant::now() + Duration::from_secs(5)));
+        let stats = pool.stats();
+        assert_eq!((stats.free, stats.free_bytes), (1, 1 << 20), "the prefaulted one stays until its first use");
+        assert_eq!(changes.load(Ordering::Relaxed), 0);
+        leave(1 << 20);
+        assert!(!pool.free.give_back(Instant::now() + Duration::from_secs(5)));
+        assert_eq!(pool.stats().free, 0);
     }
 
     #[test]

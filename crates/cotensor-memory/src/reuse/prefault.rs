@@ -2,7 +2,7 @@
 //! a thread creates and prefaults the next memfd as soon as the current one is filled. Doing both at the same time
 //! would take twice as long for each.
 
-use super::free_blocks::{Block, FreeBlocks};
+use super::free_blocks::{Block, FreeBlocks, Kept};
 use crate::host::MemfdMut;
 use crate::process::left_without_swap_bytes;
 use cotensor_core::sync::{lock, wait, wait_timeout};
@@ -126,7 +126,7 @@ impl Prefaulter {
             while let Some(capacity) = self.next_capacity() {
                 if let Some(free) = free.upgrade() {
                     if let Some(other) = created.take_if(|created| *created != capacity) {
-                        free.remove_unused(other);
+                        free.remove_next(other);
                     }
                     if prefault(&free, capacity) {
                         created = Some(capacity);
@@ -136,7 +136,7 @@ impl Prefaulter {
                 self.changed.notify_all();
             }
             if let (Some(free), Some(capacity)) = (free.upgrade(), created.take()) {
-                free.remove_unused(capacity);
+                free.remove_next(capacity);
             }
             let mut series = self.lock();
             if series.wanted.is_none() {
@@ -181,13 +181,13 @@ impl Prefaulter {
 }
 
 /// Adds a prefaulted memfd to the pool, unless one is free or memory is short.
-fn prefault(free: &FreeBlocks, capacity: usize) -> bool {
+fn prefault(free: &Arc<FreeBlocks>, capacity: usize) -> bool {
     let enough = left_without_swap_bytes().is_none_or(|left| left / AVAILABLE_FACTOR_MIN >= capacity as u64);
     if free.contains(capacity) || !enough {
         return false;
     }
     let created = MemfdMut::create(capacity).and_then(|memfd| memfd.prefault().map(|()| memfd));
-    created.is_ok_and(|memfd| free.put(Block { memfd, stale: 0 }))
+    created.is_ok_and(|memfd| free.put(Block { memfd, stale: 0, kept: Kept::Next }))
 }
 
 #[cfg(test)]
