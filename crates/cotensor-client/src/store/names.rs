@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const CALL_WAIT_MAX: Duration = Duration::from_secs(20);
 /// How much longer than its wait a call may take.
 const ANSWER_MARGIN: Duration = Duration::from_secs(30);
+/// The longest wait for a word of the shared index. No process wakes its readers if the daemon's server and supervisor end together.
+const INDEX_WAIT_MAX: Duration = Duration::from_millis(500);
 
 impl NameStore for ClientStore {
     fn find_name(&self, name: &str) -> Result<Option<TensorId>> {
@@ -71,14 +73,14 @@ impl NameStore for ClientStore {
 }
 
 impl ClientStore {
-    /// Waits while `id` is the newest version of `name`, for `timeout` at most. It can also return earlier. False, without a wait, unless
-    /// this process leases that version and the shared index has it: use [`NameStore::changes`] then.
+    /// Waits while `id` is the newest version of `name`, at most for `timeout` and for half a second. It can also return earlier. False,
+    /// without a wait, unless this process leases that version and the shared index of a daemon that runs has it: use [`NameStore::changes`] then.
     ///
     /// # Errors
     /// `Io`.
     pub fn wait_while_newest(&self, name: &str, id: TensorId, timeout: Duration) -> Result<bool> {
         let Some((index, slot)) = self.daemon.leases.slot_of(name, id) else { return Ok(false) };
-        index.wait(slot.slot, slot.generation, timeout)
+        index.wait(slot.slot, slot.generation, timeout.min(INDEX_WAIT_MAX))
     }
 
     /// Repeats a call until there is a change or the wait ends.

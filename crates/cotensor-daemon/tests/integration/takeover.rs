@@ -5,9 +5,11 @@ use crate::support::until;
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ContentHash, ErrorKind};
 use cotensor_store::{
-    BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, Retention, StoreReports, TensorSpec, TensorStore,
+    BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, Retention, StoreReports, TensorId, TensorSpec,
+    TensorStore,
 };
 use rustix::process::Signal;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -294,6 +296,28 @@ fn unchanged_name_is_found_without_a_request() {
     let third = put(&two, "y", &content(4, 100), Retention::WhileLeased);
     assert_eq!(one.get("y", &holder).unwrap().bytes().unwrap(), content(4, 100));
     drop((kept, held, third, one, two));
+    settles_empty(&processes);
+}
+
+#[test]
+fn reader_that_waits_for_a_version_goes_on_after_the_end_of_the_daemon() {
+    let processes = Processes::start();
+    let (reader, producer) = (processes.connect("reader"), processes.connect("producer"));
+    let waiting = |seen: TensorId| {
+        let (reader, long) = (Arc::clone(&reader), Duration::from_secs(3600));
+        std::thread::spawn(move || while reader.wait_while_newest("x", seen, long).unwrap() {})
+    };
+    let held = put(&producer, "x", &content(1, 100), Retention::WhileLeased);
+    let seen = reader.get("x", &reader.holder("")).unwrap();
+    let wait = waiting(seen.id());
+    processes.kill_server();
+    wait.join().unwrap();
+    // The supervisor wakes readers of a server that was killed. Without it, no process does.
+    let again = reader.get("x", &reader.holder("")).unwrap();
+    let wait = waiting(again.id());
+    let processes = processes.start_anew();
+    wait.join().unwrap();
+    drop((held, seen, again, producer));
     settles_empty(&processes);
 }
 

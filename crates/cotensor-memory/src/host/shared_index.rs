@@ -107,9 +107,15 @@ impl SharedIndex {
         self.words.all.wake(HEADER_WORDS + slot as usize);
     }
 
-    /// Invalidates the table: from now on readers find no values.
+    /// Invalidates the table: from now on readers find no values, and those that wait for a slot go on.
     pub fn invalidate(&self) {
         self.words.state().store(ENDED, Ordering::Release);
+        // A reader waits for the word of its slot, so that changes. Unused slots have no readers.
+        for slot in 0..self.words.slots {
+            if self.words.slot(slot).is_some_and(|word| word.load(Ordering::Relaxed) != 0) {
+                self.set(slot, 0);
+            }
+        }
     }
 
     /// The descriptor for readers.
@@ -134,13 +140,14 @@ impl SharedIndexReader {
         Ok(Self { words, is_shared })
     }
 
-    /// Waits until a slot does not have the value `seen` any more, or for `timeout`. It can also return earlier. False, without a wait, for a
-    /// slot that the table does not have, and where the table cannot be waited for.
+    /// Waits until a slot does not have the value `seen` any more, until the table is [invalidated](SharedIndex::invalidate), or for
+    /// `timeout`. It can also return earlier. False, without a wait, for an invalidated table, a slot that the table does not have, and where
+    /// the table cannot be waited for.
     ///
     /// # Errors
     /// `Io`.
     pub fn wait(&self, slot: u32, seen: u64, timeout: Duration) -> Result<bool> {
-        let can_wait = self.is_shared && slot < self.words.slots;
+        let can_wait = self.is_shared && self.get(slot).is_some();
         if can_wait {
             self.words.all.wait(HEADER_WORDS + slot as usize, seen, timeout)?;
         }
@@ -186,6 +193,32 @@ mod tests {
         drop(index);
         second.invalidate();
         assert_eq!(reader.get(0), None);
+    }
+
+    #[test]
+    fn readers_that_wait_go_on_when_the_table_is_invalidated() {
+        let index = SharedIndex::create(100).unwrap();
+        index.seal().unwrap();
+        let reader = SharedIndexReader::open(&copy(&index), 100).unwrap();
+        index.set(7, 3);
+        index.set(99, 4);
+        std::thread::scope(|scope| {
+            let waits = [(7, 3), (99, 4)].map(|(slot, seen)| {
+                let (reader, (send, thread)) = (&reader, std::sync::mpsc::channel());
+                let wait = scope.spawn(move || {
+                    send.send(rustix::thread::gettid()).unwrap();
+                    while reader.wait(slot, seen, Duration::from_secs(3600)).unwrap() {}
+                });
+                let stat = format!("/proc/self/task/{}/stat", thread.recv().unwrap().as_raw_nonzero());
+                while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
+                    std::thread::yield_now();
+                }
+                wait
+            });
+            index.invalidate();
+            waits.into_iter().for_each(|wait| wait.join().unwrap());
+        });
+        assert_eq!(reader.get(7), None);
     }
 
     #[test]
