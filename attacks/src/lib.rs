@@ -13,7 +13,7 @@ pub use raw::Raw;
 pub use target::Target;
 
 use cotensor_core::DType;
-use cotensor_store::{CopyReason, Lease, Store, TensorSpec};
+use cotensor_store::{CopyReason, Lease, Reservation, Store, TensorSpec};
 use std::time::{Duration, Instant};
 
 /// Time-out of every wait, far above the expected time.
@@ -39,9 +39,20 @@ pub fn content(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| (index % 251) as u8).collect()
 }
 
-/// Publishes `bytes`.
+/// Publishes bytes under a name.
+pub type Put = fn(&dyn Store, &str, &[u8]) -> Lease;
+
+/// Publishes `bytes`: up to 256 KiB in a slab, more in memory of its own.
 pub fn put(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
-    let mut reservation = store.reserve(spec(name, bytes.len()), &store.holder("")).unwrap();
+    publish(store.reserve(spec(name, bytes.len()), &store.holder("")).unwrap(), bytes)
+}
+
+/// Publishes `bytes`, more than 256 KiB, in a block, which its producer uses again.
+pub fn put_in_block(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
+    publish(store.reserve_to_fill(spec(name, bytes.len()), &store.holder("")).unwrap(), bytes)
+}
+
+fn publish(mut reservation: Reservation, bytes: &[u8]) -> Lease {
     reservation.write(bytes, CopyReason::Put).unwrap();
     reservation.publish().unwrap()
 }

@@ -1,6 +1,6 @@
 //! A daemon with a victim.
 
-use crate::{Raw, content, fd_count, put, until};
+use crate::{Put, Raw, content, fd_count, put, put_in_block, until};
 use cotensor_client::ClientStore;
 use cotensor_daemon::{Config, Daemon, Embedded};
 use cotensor_store::{Lease, StoreReports, TensorStore};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The victim's tensors, whose names must not be disclosed.
-const SECRETS: [(&str, usize); 2] = [("secret-small", 4096), ("secret-large", 1 << 20)];
+const SECRETS: [(&str, usize); 3] = [("secret-small", 4096), ("secret-large", 1 << 20), ("secret-block", 1 << 20)];
 
 /// A daemon, and a victim with tensors in it.
 pub struct Target {
@@ -41,7 +41,11 @@ impl Target {
         change(&mut config);
         let embedded = Embedded::start(config).unwrap();
         let victim = ClientStore::connect(Some(&socket), "victim").unwrap();
-        let held = SECRETS.iter().map(|(name, bytes)| put(&*victim, name, &content(*bytes))).collect();
+        let publish = |(name, bytes)| match name {
+            "secret-block" => put_in_block(&*victim, name, &content(bytes)),
+            _ => put(&*victim, name, &content(bytes)),
+        };
+        let held = SECRETS.map(publish).into();
         let usage = Usage { tensors: 0, bytes: 0, leases: 0, sessions: 0, fds: 0 };
         let mut target = Self { victim, held, usage, embedded, socket, _folder: folder };
         target.settle();
@@ -116,7 +120,7 @@ impl Target {
             let read = other.get(name, &other.holder("")).unwrap();
             assert!(read.bytes().unwrap() == content(bytes), "what others read changed");
         }
-        for bytes in [100, 1 << 20] {
+        for (put, bytes) in [(put as Put, 100), (put as Put, 1 << 20), (put_in_block as Put, 1 << 20)] {
             let made = put(&*other, "bystander", &content(bytes));
             assert!(self.victim.get("bystander", &self.victim.holder("")).unwrap().bytes().unwrap() == content(bytes));
             drop(made);

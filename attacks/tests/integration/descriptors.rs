@@ -22,12 +22,12 @@ fn sealed(bytes: usize) -> OwnedFd {
     MemfdMemory.reserve(bytes).unwrap().freeze().unwrap().fd().unwrap().try_clone_to_owned().unwrap()
 }
 
-fn size_seals() -> SealFlags {
+pub(crate) fn size_seals() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW
 }
 
 /// A memfd of `len` bytes, of which the first `backed` are allocated.
-fn memfd(len: u64, backed: u64, seals: SealFlags) -> OwnedFd {
+pub(crate) fn memfd(len: u64, backed: u64, seals: SealFlags) -> OwnedFd {
     let fd = create_memfd("attack").unwrap();
     ftruncate(&fd, len).unwrap();
     if backed > 0 {
@@ -50,14 +50,14 @@ fn reopened(fd: &OwnedFd, flags: OFlags) -> OwnedFd {
     open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).unwrap()
 }
 
-/// Descriptors that are not immutable memory of [`BYTES`] bytes, with their descriptions.
+/// Descriptors that are not immutable memory of `bytes` bytes, two pages or more, with their descriptions.
 #[expect(clippy::disallowed_methods, reason = "memfds that Cotensor does not create")]
-fn wrong() -> Vec<(&'static str, OwnedFd)> {
+pub(crate) fn wrong(bytes: usize) -> Vec<(&'static str, OwnedFd)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
-    std::fs::write(&file, vec![0; BYTES]).unwrap();
+    std::fs::write(&file, vec![0; bytes]).unwrap();
     let all = size_seals() | SealFlags::WRITE;
-    let len = BYTES as u64;
+    let len = bytes as u64;
     let mut wrong = vec![
         ("a pipe", rustix::pipe::pipe().unwrap().0),
         ("a socket", std::os::unix::net::UnixStream::pair().unwrap().0.into()),
@@ -65,16 +65,16 @@ fn wrong() -> Vec<(&'static str, OwnedFd)> {
         ("a file", File::open(&file).unwrap().into()),
         ("a folder", File::open(folder.path()).unwrap().into()),
         ("a path", open(&file, OFlags::PATH, Mode::empty()).unwrap()),
-        ("a path of a memfd", reopened(&sealed(BYTES), OFlags::PATH)),
-        ("for writing only", reopened(&sealed(BYTES), OFlags::WRONLY)),
-        ("for reading only", reopened(&sealed(BYTES), OFlags::RDONLY)),
+        ("a path of a memfd", reopened(&sealed(bytes), OFlags::PATH)),
+        ("for writing only", reopened(&sealed(bytes), OFlags::WRONLY)),
+        ("for reading only", reopened(&sealed(bytes), OFlags::RDONLY)),
         ("not sealed", memfd(len, len, SealFlags::empty())),
         ("not sealed against writing", memfd(len, len, size_seals())),
         ("not sealed against shrinking", memfd(len, len, all - SealFlags::SHRINK)),
         ("not sealed against growing", memfd(len, len, all - SealFlags::GROW)),
-        ("shrunk", sealed(BYTES - 1)),
+        ("shrunk", sealed(bytes - 1)),
         ("empty", sealed(0)),
-        ("longer", sealed(BYTES + 1)),
+        ("longer", sealed(bytes + 1)),
         ("backed by nothing", memfd(len, 0, all)),
         ("half backed", memfd(len, len / 2, all)),
         ("backed beyond its end", memfd(len, 64 << 20, all)),
@@ -94,7 +94,7 @@ fn wrong() -> Vec<(&'static str, OwnedFd)> {
 fn only_sealed_memory_of_the_announced_length_is_accepted() {
     let target = Target::start(|_| {});
     let mut raw = target.raw();
-    for (what, fd) in wrong() {
+    for (what, fd) in wrong(BYTES) {
         let reservation = raw.reserve("wrong", BYTES);
         let error = raw.refused("tensor.publish", json!({"reservation": reservation}), &[fd.try_clone().unwrap()]);
         assert_no_secrets(&error);

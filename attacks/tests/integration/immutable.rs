@@ -1,7 +1,7 @@
 //! Readers of a tensor, and producers of large tensors, cannot change published bytes, and leased memory is not reused.
 //! The attackers are separate processes of this test program.
 
-use cotensor_attacks::{Target, content, put};
+use cotensor_attacks::{Put, Target, content, put, put_in_block};
 use cotensor_client::ClientStore;
 use cotensor_core::{MemoryKind, Segment};
 use cotensor_memory::{Guarantee, PrivateMapping, SealedMemfd, SharedIndex, Slab};
@@ -16,12 +16,14 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 const SOCKET: &str = "COTENSOR_ATTACKED_SOCKET";
-/// A table of words that [`SharedIndex::open`], which maps for writing, accepts by its length.
-const INDEX_BYTES: usize = 1 << 20;
-const INDEX_SLOTS: u32 = (INDEX_BYTES / 8 - 1) as u32;
+/// The length of the victim's large tensors, and of the memory in which each lies.
+const LARGE: usize = 1 << 20;
 
-/// Tries all operations that could change the bytes of a descriptor. Returns those that succeeded.
-fn changes(fd: &OwnedFd, bytes: usize) -> Vec<&'static str> {
+/// Tries all operations that could change the `bytes` bytes of a descriptor, a multiple of 8 of at most 8 MiB. Returns those that
+/// succeeded.
+pub(crate) fn changes(fd: &OwnedFd, bytes: usize) -> Vec<&'static str> {
+    // A table of words that `SharedIndex::open`, which maps for writing, accepts by its length.
+    let slots = (bytes / 8 - 1) as u32;
     let copy = || fd.try_clone().unwrap();
     let mut worked = Vec::new();
     let mut attempt = |what, outcome: bool| {
@@ -34,14 +36,14 @@ fn changes(fd: &OwnedFd, bytes: usize) -> Vec<&'static str> {
     attempt("growing", ftruncate(fd, 2 * bytes as u64).is_ok());
     attempt("punching a hole", fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096).is_ok());
     attempt("zeroing", fallocate(fd, FallocateFlags::ZERO_RANGE, 0, 4096).is_ok());
-    attempt("mapping for writing", SharedIndex::open(copy(), INDEX_SLOTS).is_ok_and(|index| index.slots() > 0));
+    attempt("mapping for writing", SharedIndex::open(copy(), slots).is_ok_and(|index| index.slots() > 0));
     attempt("another seal", fcntl_add_seals(fd, SealFlags::WRITE).is_ok());
     for flags in [OFlags::RDWR, OFlags::WRONLY, OFlags::RDWR | OFlags::TRUNC] {
         let reopened = open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty());
         let Ok(reopened) = reopened else { continue };
         attempt("writing after opening again", rustix::io::pwrite(&reopened, b"x", 0).is_ok());
         attempt("truncating after opening again", ftruncate(&reopened, 0).is_ok());
-        attempt("mapping after opening again", SharedIndex::open(reopened, INDEX_SLOTS).is_ok());
+        attempt("mapping after opening again", SharedIndex::open(reopened, slots).is_ok());
     }
     worked
 }
@@ -56,29 +58,34 @@ fn fd_of(lease: &Lease) -> OwnedFd {
 fn attacker() {
     let Ok(socket) = std::env::var(SOCKET) else { panic!("started by the other test") };
     let store = ClientStore::connect(Some(Path::new(&socket)), "attacker").unwrap();
-    for name in ["secret-small", "secret-large"] {
+    for name in ["secret-small", "secret-large", "secret-block"] {
         let lease = store.get(name, &store.holder("")).unwrap();
-        assert_eq!(changes(&fd_of(&lease), INDEX_BYTES), [] as [&str; 0], "{name}");
+        let bytes = rustix::fs::fstat(fd_of(&lease)).unwrap().st_size as usize;
+        assert_eq!(changes(&fd_of(&lease), bytes), [] as [&str; 0], "{name}");
         // A writable view is a private copy.
         let (start, len) = (lease.segment().fd_offset(), lease.bytes().unwrap().len());
         let guarantee = if name == "secret-large" { Guarantee::Immutable } else { Guarantee::ProducerOnly };
-        let bytes = rustix::fs::fstat(fd_of(&lease)).unwrap().st_size as usize;
+        let seals = fcntl_get_seals(fd_of(&lease)).unwrap();
+        assert_eq!(seals.contains(SealFlags::WRITE), name == "secret-large", "{name}");
         let sealed = SealedMemfd::open(fd_of(&lease), bytes, guarantee).unwrap();
         let mut private = PrivateMapping::of(&sealed, start..start + len).unwrap();
         private.bytes_mut().fill(255);
         assert!(lease.bytes().unwrap() == content(len), "{name}");
     }
-    // The attacker's own tensor, after publishing.
-    let mut reservation = store.reserve(cotensor_attacks::spec("own", INDEX_BYTES), &store.holder("")).unwrap();
-    reservation.write(&content(INDEX_BYTES), CopyReason::Put).unwrap();
+    // The attacker's own tensors, after publishing.
+    let own_block = put_in_block(&*store, "own block", &content(LARGE));
+    assert_eq!(changes(&fd_of(&own_block), LARGE), [] as [&str; 0]);
+    let mut reservation = store.reserve(cotensor_attacks::spec("own", LARGE), &store.holder("")).unwrap();
+    reservation.write(&content(LARGE), CopyReason::Put).unwrap();
     let own = reservation.publish().unwrap();
-    assert_eq!(changes(&fd_of(&own), INDEX_BYTES), [] as [&str; 0]);
+    assert_eq!(changes(&fd_of(&own), LARGE), [] as [&str; 0]);
     println!("\npublished");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     // A process can write its own read-only pages through /proc/self/mem: the kernel makes private copies of them.
     let large = store.get("secret-large", &store.holder("")).unwrap();
-    for lease in [&large, &own] {
+    let block = store.get("secret-block", &store.holder("")).unwrap();
+    for lease in [&large, &block, &own] {
         let at = lease.bytes().unwrap().as_ptr() as u64;
         let mut memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
         memory.seek(SeekFrom::Start(at)).unwrap();
@@ -103,15 +110,15 @@ fn processes_cannot_change_published_tensors() {
     expect("published");
     let reader = target.connect("reader");
     let own = reader.get("own", &reader.holder("")).unwrap();
-    assert!(own.bytes().unwrap() == content(INDEX_BYTES));
+    assert!(own.bytes().unwrap() == content(LARGE));
     input.write_all(b"go on\n").unwrap();
     expect("written");
-    assert!(own.bytes().unwrap() == content(INDEX_BYTES), "the producer cannot change it");
+    assert!(own.bytes().unwrap() == content(LARGE), "the producer cannot change it");
     target.assert_serves();
     input.write_all(b"end\n").unwrap();
     assert!(child.wait().unwrap().success());
     // The tensor stays readable after its producer's end.
-    assert!(own.bytes().unwrap() == content(INDEX_BYTES));
+    assert!(own.bytes().unwrap() == content(LARGE));
     drop((own, reader, output, input));
     target.assert_unharmed();
 }
@@ -141,7 +148,9 @@ fn producers_cannot_change_small_tensors_without_slabs() {
 fn leased_ranges_are_not_reused() {
     let target = Target::start(|_| {});
     let (writer, reader) = (target.connect("writer"), target.connect("reader"));
-    for bytes in [100, 4096, 64 << 10, 1 << 20] {
+    let slabs = [100, 4096, 64 << 10, LARGE].map(|bytes| (put as Put, bytes));
+    let blocks = [600_000, LARGE].map(|bytes| (put_in_block as Put, bytes));
+    for (put, bytes) in slabs.into_iter().chain(blocks) {
         // Like an imported array, which keeps its memory after its lease is dropped and its name removed.
         let mut imported: Vec<(u8, Lease)> = Vec::new();
         for round in 0..200u8 {
@@ -153,7 +162,7 @@ fn leased_ranges_are_not_reused() {
             }
             drop(made);
             for (byte, lease) in &imported {
-                assert!(lease.bytes().unwrap().iter().all(|found| found == byte), "{bytes} bytes of {byte}");
+                assert!(lease.bytes().unwrap() == vec![*byte; bytes], "{bytes} bytes of {byte}");
             }
         }
     }

@@ -26,14 +26,16 @@ impl ChannelFiles {
     /// `Refused` with the reason; `Invalid` for sizes beyond the limits.
     pub fn check(&self, size: &ChannelSize) -> Result<()> {
         size.check()?;
-        check_sealed(&self.memory, size.memory_bytes()?, Guarantee::ProducerOnly)?;
-        check_no_holes(self.memory.as_fd(), size.memory_bytes()?)?;
-        check_sealed(&self.ring, size.ring_bytes(), Guarantee::ProducerOnly)?;
+        let check = |fd: &OwnedFd, bytes, guarantee| {
+            check_sealed(fd, bytes, guarantee).and_then(|()| check_no_holes(fd.as_fd(), bytes))
+        };
+        check(&self.memory, size.memory_bytes()?, Guarantee::ProducerOnly)?;
+        check(&self.ring, size.ring_bytes(), Guarantee::ProducerOnly)?;
         if self.pages.len() != size.readers as usize {
             let message = format!("{} pages for {} readers", self.pages.len(), size.readers);
             return Err(Error::invalid(message).in_field("readers"));
         }
-        self.pages.iter().try_for_each(|page| check_sealed(page, size.page_bytes(), Guarantee::Length))
+        self.pages.iter().try_for_each(|page| check(page, size.page_bytes(), Guarantee::Length))
     }
 
     /// Copies of the descriptors.
