@@ -7,6 +7,7 @@ use cotensor_client::ClientStore;
 use cotensor_core::DType;
 use cotensor_rpc::server::Outbox;
 use cotensor_store::{CopyReason, Lease, Store, StoreReports, TensorSpec};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -60,6 +61,11 @@ impl Running {
         let sessions: Vec<_> = self.daemon.lock().values().cloned().collect();
         let is_of = |session: &&Arc<Session>| session.client().split('[').next() == Some(client);
         sessions.iter().filter(is_of).filter_map(|session| session.outbox()).for_each(Outbox::end);
+    }
+
+    /// The calls so far, by method. Those that never happened are left out.
+    pub fn calls(&self) -> BTreeMap<&'static str, u64> {
+        self.daemon.counts.calls().filter(|(_, count)| *count > 0).collect()
     }
 
     /// The number of sessions without a connection whose leases are kept.

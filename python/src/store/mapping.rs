@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyIterator, PyList, PyMapping, PyTuple};
 use std::time::Duration;
 
 /// The most tensors that `put_many` publishes in one round trip: as many as the connection sends at once.
-const GROUP_MAX: usize = 128;
+const GROUP_MAX: usize = 512;
 /// The most bytes of them. Their memory exists before the budget counts it.
 const GROUP_BYTES_MAX: usize = 64 << 20;
 
@@ -133,8 +133,8 @@ impl Store {
         Ok(named.into_iter().map(|named| named.name).collect())
     }
 
-    /// Leases the newest version of each name, in one round trip for 128 of them. Returns a dict in the order of ``names``. Raises :class:`NotFoundError` if one
-    /// is missing, and with ``missing_ok`` leaves it out.
+    /// Leases the newest version of each name. 128 requests are sent before the first answer is read, and then one for each answer. Returns a dict in the order of ``names``.
+    /// Raises :class:`NotFoundError` if one is missing, and with ``missing_ok`` leaves it out.
     #[pyo3(signature = (names, *, missing_ok=false))]
     fn get_many<'py>(
         &self,
@@ -156,7 +156,7 @@ impl Store {
     }
 
     /// Publishes every array of a mapping under its name, as ``store[name] = array`` does. Returns the leased tensors by name.
-    /// Every array is checked before the first one is published. The tensors are published in groups of up to 128 with 64 MiB in total, each in one round
+    /// Every array is checked before the first one is published. The tensors are published in groups of up to 512 with 64 MiB in total, each in one round
     /// trip; if one fails, others of its group and of those before stay published.
     fn put_many<'py>(&self, py: Python<'py>, arrays: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let wrong = || raise(py, &Error::invalid("pass a mapping of strings to arrays").in_field("arrays"));

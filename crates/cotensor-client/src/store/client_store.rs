@@ -1,10 +1,11 @@
 //! The store whose tensors the daemon keeps.
 
 use super::blobs;
+use super::call_each::UNANSWERED_WITH_DESCRIPTORS_MAX;
 use super::copies::UnreportedCopies;
 use super::publication::{self, Allocation, FrozenTensor, Publisher};
 use super::reconnect::Reconnector;
-use super::session::{Session, WORK_TIMEOUT};
+use super::session::Session;
 use crate::protocol::{self as p, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::waiting::WaitReport;
@@ -389,7 +390,7 @@ impl ComputationStore for ClientStore {
     fn claim_each(&self, keys: &[Key], holder: &Holder) -> Vec<Result<Claim>> {
         let params: Vec<_> = keys.iter().map(|key| claim_params(key, holder, Duration::ZERO)).collect();
         let session = self.session();
-        let answers = session.connection.call_each::<p::Claim>(&params, WORK_TIMEOUT);
+        let answers = session.call_each::<p::Claim>(&params, UNANSWERED_WITH_DESCRIPTORS_MAX);
         let claim = |(key, answer): (&Key, Result<_>)| match answer
             .and_then(|(claim, fds)| self.claimed(&session, key, holder, claim, fds))
         {

@@ -2,6 +2,7 @@
 
 mod blobs;
 mod builder;
+mod call_each;
 mod change_queue;
 mod client_store;
 mod connection;

@@ -1,11 +1,12 @@
 //! Publication of a tensor: its memory, its reservation and the call.
 
+use super::call_each::UNANSWERED_MAX;
 use super::connection::DaemonConnection;
 use super::copies::UnreportedCopies;
 use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
-use super::session::{Session, WORK_TIMEOUT};
+use super::session::Session;
 use super::slabs::{OwnSlab, Slabs, whole_pages};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
@@ -266,7 +267,7 @@ pub(super) fn publish_each(to: &Publisher<'_>, results: Vec<(UnpublishedTensor, 
         });
         tensors.push(tensor);
     }
-    let answers = session.connection.call_each::<p::PublishSlab>(&requests, WORK_TIMEOUT);
+    let answers = session.call_each::<p::PublishSlab>(&requests, UNANSWERED_MAX);
     let mut answers = answers.into_iter().zip(&requests);
     let is_lost = || session.connection.closed().is_some();
     let publish = |tensor: Result<(FrozenTensor, Option<OwnSlab>)>| {

@@ -1,8 +1,8 @@
 //! Tensors by name: lookups, reservations and removals.
 
+use super::call_each::UNANSWERED_WITH_DESCRIPTORS_MAX;
 use super::client_store::ClientStore;
 use super::publication::Allocation;
-use super::session::WORK_TIMEOUT;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
 use cotensor_store::backend::UnpublishedTensor;
@@ -110,7 +110,7 @@ impl TensorStore for ClientStore {
         let params: Vec<_> =
             absent.map(|name| p::GetParams { name: name.clone(), holder: holder.name().to_owned() }).collect();
         let session = self.session();
-        let mut answers = session.connection.call_each::<p::Get>(&params, WORK_TIMEOUT).into_iter();
+        let mut answers = session.call_each::<p::Get>(&params, UNANSWERED_WITH_DESCRIPTORS_MAX).into_iter();
         let mut next = |name: &String| {
             let answer = answers.next().unwrap_or_else(|| Err(session.replaced()));
             match answer.and_then(|(found, fds)| self.open(&session, found, &mut fds.into_iter(), holder)) {

@@ -30,6 +30,7 @@ mod models;
 mod namespaces;
 mod protocol;
 mod reconnection;
+mod requests;
 mod sandbox;
 mod sharing;
 mod signals;
