@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from pathlib import Path
 
 import numpy as np
+import pytest
 from conftest import Daemon
+from functions_common import until
+
+import cotensor
 
 BYTES = 600_000
 
@@ -51,3 +57,27 @@ def test_memory_is_prefaulted_for_puts_and_for_sealed_tensors(daemon: Daemon) ->
         sealed = store.put("sealed", np.full(BYTES, 2, np.uint8), sealed=True)
         assert np.unique(store["plain"].numpy()).tolist() == [1] and np.unique(sealed.numpy()).tolist() == [2]
         assert store.prefault(40 << 20, 2) == 1, "at most 64 MiB are free"
+
+
+def helpers() -> int:
+    """The threads of this process that share large copies."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            names.append(Path("/proc/self/task", thread, "comm").read_text().strip())
+    return names.count("cotensor-helper")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor has no helpers")
+def test_helpers_share_large_copies_into_arrays_of_the_program(store: cotensor.Store) -> None:
+    source = np.resize(np.arange(251, dtype=np.uint8), 16 << 20)
+    tensor, target = store.put("large", source, keep=False), np.zeros_like(source)
+    # Those of the put end when they are idle.
+    until(lambda: helpers() == 0)
+
+    def copy() -> bool:
+        tensor.copy_to(target)
+        return helpers() > 0
+
+    until(copy)
+    assert np.array_equal(target, source)
