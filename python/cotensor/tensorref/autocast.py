@@ -1,40 +1,198 @@
-"""The dtypes of ``torch.autocast`` on a device, for an operation that runs on the host."""
+"""The dtypes of ``torch.autocast`` on accelerators: for the simulated device, and for operations that run on the host instead of
+a device. PyTorch chooses them for each ATen operation, also inside of functions that consist of several."""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import functools
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
-from .arguments import Args, Kwargs, mapped
+#: Whether a tensor is on the device of the rules, or stands for one that is.
+IsHere = Callable[[torch.Tensor], bool]
+#: The arguments of an operation as its rule changes them; the dtype is that of the context.
+_Rule = Callable[[Any, Any, Any, torch.dtype, IsHere], Tuple[Any, Any]]
 
-#: Functions that run in float32 on accelerators (PyTorch's list for CUDA); most of them run in the lower dtype on the CPU.
-_FLOAT32 = frozenset(
-    "acos asin cosh erfinv exp expm1 log log10 log1p log2 pow __pow__ __rpow__ reciprocal rsqrt sinh tan softplus "
-    "layer_norm group_norm norm nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss "
-    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
-    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits cross_entropy "
-    "cross_entropy_loss dist pdist cdist renorm logsumexp softmax log_softmax softmin cumsum cumprod prod sum".split()
+#: PyTorch's rules for CUDA: operations in the dtype of the context, those in float32, and those whose results are in float32.
+_LOWER = (
+    "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
+    "conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm "
+    "chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell "
+    "rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention"
 )
+_FLOAT32 = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor "
+    "pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim "
+    "nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
+    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm "
+    "logsumexp linalg_matrix_sqrth upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d "
+    "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+    "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
+)
+_FLOAT32_RESULT = (
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
+    "linalg_matrix_norm.str_ord sum sum.dim_IntList"
+)
+#: Operations in the widest dtype of their arguments.
+_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+_REFUSED = "binary_cross_entropy"
+#: On devices, these consist of operations in the dtype of the context, or are one that PyTorch casts by another name.
+_RECURRENT = "lstm.input lstm.data gru.input gru.data rnn_tanh.input rnn_tanh.data rnn_relu.input rnn_relu.data"
 
-#: Functions that run in the lower dtype on accelerators, but not on the CPU.
-_LOWER = frozenset("mv addmv addr prelu einsum chain_matmul multi_dot".split())
+#: The dispatch key of the rules on the host: of the keys for autocast, the one that neither PyTorch nor a tensor of the host has.
+_HOST = "AutocastIPU"
+_keys: Any = torch._C.DispatchKeySet
+_is_excluded, _AUTOGRAD = torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.AutogradFunctionality
+_lock = threading.Lock()
+_local = threading.local()
+_libraries: List[Any] = []
 
 
-def as_on(device_type: str, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> Any:
+def register(keep: List[Any], key: str, device_type: Callable[[], str], is_here: IsHere) -> None:
+    """Registers the rules for a dispatch key; they last as long as what is added to ``keep``."""
+    library: Any = torch.library.Library
+    parsed = torch._C._dispatch_key_parse(key)
+    if not torch._C._dispatch_has_backend_fallback(parsed):
+        others = library("_", "IMPL", key)
+        others.fallback(torch.library.fallthrough_kernel)
+        keep.append(others)
+    casting = library("aten", "IMPL", key)
+    keep.append(casting)
+    for operation, rule in _rules(with_recurrent=key == _HOST):
+        casting.impl(operation, _kernel(operation, rule, parsed, device_type, is_here), with_keyset=True)
+
+
+def as_on(device_type: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """``func`` on tensors of the host, with the dtypes that it has on a device of this type."""
-    if not torch.is_autocast_enabled(device_type):
+    has_rules = torch.is_autocast_enabled(device_type)
+    if not has_rules and not torch.is_autocast_enabled("cpu"):
         return func(*args, **kwargs)
-    dtype = torch.get_autocast_dtype(device_type)
-    if name not in _FLOAT32 and name not in _LOWER:
-        # Without a cache of casts: copies on the device are not leaves, so they have none. Their gradients are added in float32.
-        with torch.autocast("cpu", dtype=dtype, cache_enabled=False):
+    # The rules of the CPU are others, and concern no tensor of a device.
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set() | _key_set("AutocastCPU")
+    if has_rules:
+        _register_on_host()
+        included, excluded = included | _key_set(_HOST), excluded - _key_set(_HOST)
+    before, _local.device_type = getattr(_local, "device_type", ""), device_type
+    try:
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
             return func(*args, **kwargs)
-    lower = (torch.float16, torch.bfloat16)
-    before, after = (lower, torch.float32) if name in _FLOAT32 else ((*lower, torch.float32), dtype)
+    finally:
+        _local.device_type = before
 
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(after) if tensor.dtype in before else tensor
 
-    with torch.autocast("cpu", enabled=False):
-        return func(*mapped(cast, args), **mapped(cast, kwargs))
+def _register_on_host() -> None:
+    if not _libraries:
+        with _lock:
+            if not _libraries:
+                libraries: List[Any] = []
+                register(libraries, _HOST, lambda: str(_local.device_type), lambda tensor: tensor.is_cpu)
+                _libraries.extend(libraries)
+
+
+@functools.cache
+def _key_set(key: str) -> Any:
+    return _keys(torch._C._dispatch_key_parse(key))
+
+
+def _rules(with_recurrent: bool) -> Iterator[Tuple[Any, _Rule]]:
+    """The operations that this version of PyTorch has, with their rules."""
+    rules: Dict[_Rule, str] = {
+        _lower: f"{_LOWER} {_RECURRENT}" if with_recurrent else _LOWER,
+        _in_float32: _FLOAT32,
+        _to_float32: _FLOAT32_RESULT,
+        _widest: _WIDEST,
+        _refused: _REFUSED,
+    }
+    for rule, names in rules.items():
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            operation = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if operation is not None:
+                yield operation, rule
+
+
+def _kernel(operation: Any, rule: _Rule, key: Any, device_type: Callable[[], str], is_here: IsHere) -> Callable[..., Any]:
+    own, below = _keys(key), torch._C._dispatch_keyset_full_after(key)
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        # No mode of the program sees the casts.
+        with torch._C.DisableTorchFunction():
+            on = device_type()
+            # Kernels of the simulated device run as a whole; those of others may call operations with rules.
+            in_kernel = on == "simulated" and _is_excluded(_AUTOGRAD)
+            if in_kernel or not (torch.is_autocast_enabled(on) and _has_rule(operation, on)):
+                # Without the rule; those of the operations that it consists of remain.
+                return operation.redispatch(keys & below, *args, **kwargs)
+            args, kwargs = rule(operation, args, kwargs, torch.get_autocast_dtype(on), is_here)
+            with torch._C._ExcludeDispatchKeyGuard(own):
+                return operation(*args, **kwargs)
+
+    return run
+
+
+@functools.cache
+def _has_rule(operation: Any, device_type: str) -> bool:
+    """Whether PyTorch has a rule for an operation on a type of device. All have that of CUDA, if any."""
+    name = operation.name()
+    if name.partition("::")[2] in _RECURRENT.split():
+        name = "aten::linear"
+    own = device_type == torch._C._get_privateuse1_backend_name()
+    key = "AutocastPrivateUse1" if own else f"Autocast{device_type.upper()}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def _is_eligible(value: Any, is_here: IsHere) -> bool:
+    is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+    return is_narrow and is_here(value)
+
+
+def _cast(args: Any, kwargs: Any, dtype: torch.dtype, is_here: IsHere) -> Tuple[Any, Any]:
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if _is_eligible(value, is_here) else value
+
+    return tree_map(cast, args), tree_map(cast, kwargs)
+
+
+def _lower(operation: Any, args: Any, kwargs: Any, dtype: torch.dtype, is_here: IsHere) -> Tuple[Any, Any]:
+    return _cast(args, kwargs, dtype, is_here)
+
+
+def _in_float32(operation: Any, args: Any, kwargs: Any, dtype: torch.dtype, is_here: IsHere) -> Tuple[Any, Any]:
+    return _cast(args, kwargs, torch.float32, is_here)
+
+
+def _to_float32(operation: Any, args: Any, kwargs: Any, dtype: torch.dtype, is_here: IsHere) -> Tuple[Any, Any]:
+    """The argument ``dtype`` is float32, unless the program has named one."""
+    place = _place_of_dtype(operation)
+    named = args[place] if place < len(args) else kwargs.get("dtype")
+    if named is not None or not _is_eligible(args[0], is_here):
+        return args, kwargs
+    return args[:place], {**kwargs, "dtype": torch.float32}
+
+
+@functools.cache
+def _place_of_dtype(operation: Any) -> int:
+    return [argument.name for argument in operation._schema.arguments].index("dtype")
+
+
+def _widest(operation: Any, args: Any, kwargs: Any, dtype: torch.dtype, is_here: IsHere) -> Tuple[Any, Any]:
+    widest = dtype
+    for value in tree_leaves((args, kwargs)):
+        if _is_eligible(value, is_here):
+            if torch.float32 in (widest, value.dtype):
+                widest = torch.float32
+            elif value.dtype != widest:
+                # PyTorch's error.
+                raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return _cast(args, kwargs, widest, is_here)
+
+
+def _refused(operation: Any, args: Any, kwargs: Any, dtype: torch.dtype, is_here: IsHere) -> Tuple[Any, Any]:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. "
+        "Use torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, without a sigmoid before."
+    )

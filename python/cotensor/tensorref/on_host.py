@@ -52,7 +52,7 @@ class OnHost:
         operation = Substitution()
         operation.arguments += [(tensor, copy) for tensor, copy, _ in moved.values()]
         try:
-            result = call(as_on, (self._device_type, func, function.name, args, kwargs), {})
+            result = call(as_on, (self._device_type, func, args, kwargs), {})
         finally:
             operation.end()
         # Some functions return an argument.

@@ -9,6 +9,7 @@ import torch
 
 from . import threads
 from .arguments import Args, Kwargs, collect, mapped, tensors, unwrapped
+from .autocast import as_on
 from .calls import call
 from .gradients import version_of
 from .host_tensors import HostTensors
@@ -59,7 +60,10 @@ def run(known: HostTensors, func: Any, args: Args, kwargs: Kwargs) -> Any:
     host = torch.device("cpu")
     place = host if on_host else next(iter([value.device for value in targets]), known.devices.target)
     moved_args, moved_kwargs = mapped(lambda value: move(value, place), (tuple(args), dict(kwargs)))
-    result = call(func, moved_args, moved_kwargs)
+    if place == host:
+        result = call(as_on, (known.devices.target.type, func, moved_args, moved_kwargs), {})
+    else:
+        result = call(func, moved_args, moved_kwargs)
     written = [id(tensor) for tensor in [*written_by(func, args, kwargs), *targets]]
     for key, (tensor, copy, version) in copies.items():
         if key in written:

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from ... import _checks
 from ...errors import ConflictError, UnsupportedError
+from .. import autocast
 from ..sizes import size_bytes
-from . import autocast
 from .memory import MEMORIES, SimulatedMemory
 from .tensor import SimulatedTensor, dispatch
 
@@ -165,7 +165,7 @@ def register() -> None:
     traceable = getattr(module, name)
     setattr(module, name, lambda value: not isinstance(value, SimulatedTensor) and traceable(value))
 
-    autocast.register(_libraries)
+    autocast.register(_libraries, "AutocastPrivateUse1", lambda: "simulated", lambda tensor: tensor.device.type == "simulated")
 
     linearize = torch.func.linearize
 
