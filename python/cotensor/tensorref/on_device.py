@@ -21,7 +21,8 @@ from .weights import Part
 
 #: What an operation gets: a tensor of the host, its part of a weight, its copy, and the version of that before the operation.
 _Given = List[Tuple[torch.Tensor, Optional[Part], torch.Tensor, int]]
-_Written = List[Tuple[torch.Tensor, Optional[Part], torch.Tensor]]
+#: What an operation has written: a tensor of the host, its part of a weight, its copy, and whether that has a new version.
+_Written = List[Tuple[torch.Tensor, Optional[Part], torch.Tensor, bool]]
 
 
 class OnDevice:
@@ -69,12 +70,12 @@ class OnDevice:
                 result = call(func, given_args, given_kwargs)
         except torch.OutOfMemoryError:
             # Code of several operations may have written copies before it failed.
-            for tensor, _, copy in _written(given, statistics):
+            for tensor, _, copy, _ in _written(given, statistics):
                 with torch.no_grad():
                     copy.detach().copy_(tensor.detach())
             raise
         except BaseException:
-            self._write_back(_written(given, statistics), statistics, mover)
+            self._write_back(_written(given, statistics), mover)
             raise
         finally:
             if operation is not None:
@@ -88,9 +89,9 @@ class OnDevice:
                 is_written = True
         if is_written:
             changed = _written(given, statistics)
-            self._write_back(changed, statistics, mover)
+            self._write_back(changed, mover)
             if operation is not None:
-                for tensor, _, copy in changed:
+                for tensor, _, copy, _ in changed:
                     operation.give(copy, tensor, True)
         if returned is not None:
             return returned
@@ -106,10 +107,10 @@ class OnDevice:
             result = restored(result, lambda key: key in mover.by_copy or key in keys, again)
         return self._home(result, args, kwargs, operation) if self._tensors.results_on_host else result
 
-    def _write_back(self, written: _Written, statistics: List[torch.Tensor], mover: Mover) -> None:
+    def _write_back(self, written: _Written, mover: Mover) -> None:
         """Copies to the host what an operation has written."""
-        for tensor, part, copy in written:
-            if any([tensor is one for one in statistics]):
+        for tensor, part, copy, has_version in written:
+            if not has_version:
                 # As in PyTorch, the version of the tensor stays.
                 with torch.no_grad():
                     tensor.data.copy_(copy.detach())
@@ -154,7 +155,7 @@ def _linked(part: Part, dual: bool) -> torch.Tensor:
 def _written(given: _Given, statistics: List[torch.Tensor]) -> _Written:
     """The tensors of the host whose copies an operation has written, or may have, and these copies."""
     return [
-        (tensor, part, copy)
+        (tensor, part, copy, copy._version != version)
         for tensor, part, copy, version in given
         if copy._version != version or (statistics and any([tensor is one for one in statistics]))
     ]

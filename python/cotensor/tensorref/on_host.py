@@ -59,7 +59,7 @@ class OnHost:
         originals = {id(tensor): tensor for tensor in given}
         originals.update({id(copy): tensor for tensor, copy, _ in moved.values()})
         for tensor, copy, version in moved.values():
-            if any(tensor is one for one in statistics):
+            if copy._version == version and any(tensor is one for one in statistics):
                 tensor.data.copy_(copy.detach())
             elif copy._version != version or any(tensor is one for one in targets):
                 # As the operation did, with its gradient.

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from .arguments import Args, Kwargs, argument
+from .arguments import Args, Kwargs, tensors
 
 
 class Kind(enum.Enum):
@@ -63,9 +63,11 @@ _MOVES = frozenset("to cpu cuda xpu mps simulated".split())
 _FACTORIES = frozenset("linspace logspace arange range full".split())
 _LIKE = frozenset("zeros_like ones_like empty_like full_like rand_like randn_like randint_like".split())
 
-#: Arguments that a function writes without a new version: positions and names, if its sixth argument (``training`` or
-#: ``use_input_stats``) is true.
-WRITES: Dict[Tuple[str, str], Tuple[Tuple[int, str], ...]] = {
+#: Where an operator takes an argument: its position, None for one that is only named, and its name.
+Place = Tuple[Optional[int], str]
+#: Arguments that a function writes although no schema says it, if its sixth argument (``training`` or ``use_input_stats``) is
+#: true.
+WRITES: Dict[Tuple[str, str], Tuple[Place, ...]] = {
     ("torch.nn.functional", "batch_norm"): ((1, "running_mean"), (2, "running_var")),
     ("torch.nn.functional", "instance_norm"): ((1, "running_mean"), (2, "running_var")),
     ("torch", "batch_norm"): ((3, "running_mean"), (4, "running_var")),
@@ -73,8 +75,6 @@ WRITES: Dict[Tuple[str, str], Tuple[Tuple[int, str], ...]] = {
     ("torch", "native_batch_norm"): ((3, "running_mean"), (4, "running_var")),
     ("torch", "cudnn_batch_norm"): ((3, "running_mean"), (4, "running_var")),
 }
-_NORMALIZING = frozenset([name for _, name in WRITES])
-
 
 #: Functions that save a tensor for the backward pass before they write it.
 SAVES_EARLY = frozenset("rrelu rrelu_".split())
@@ -101,18 +101,47 @@ def name_of(func: Any) -> str:
     return str(name).partition(".")[0]
 
 
+def _is_of_pytorch(func: Any) -> bool:
+    """Whether a function is one of PyTorch, and no operator of another library (``torch.ops.name``)."""
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func._schema.name).startswith("aten::")
+    return not isinstance(func, torch._ops.OpOverloadPacket) or func._qualified_op_name.startswith("aten::")
+
+
+def _schemas_of(func: Any) -> List[Any]:
+    """The schemas of an operator, or those of PyTorch's operators with the name of a function."""
+    if isinstance(func, torch._ops.OpOverload):
+        return [func._schema]
+    name = func._qualified_op_name if isinstance(func, torch._ops.OpOverloadPacket) else f"aten::{name_of(func)}"
+    return list(torch._C._jit_get_schemas_for_operator(name))
+
+
+def _statistics_of(func: Any) -> Tuple[Place, ...]:
+    """The arguments of a function in :data:`WRITES`."""
+    module = getattr(func, "__module__", None)
+    found = WRITES.get((module if module == "torch.nn.functional" else "torch", name_of(func)), ())
+    return found if found and _is_of_pytorch(func) else ()
+
+
 @functools.lru_cache(maxsize=4096)
-def writes_of(func: Any) -> Tuple[Tuple[int, str], ...]:
-    """The arguments that a function may write without a new version: positions and names, by its schema if it has one."""
-    name, module = name_of(func), getattr(func, "__module__", None)
-    known = WRITES.get((module if module == "torch.nn.functional" else "torch", name))
-    if known is not None or name.endswith("_"):
-        return known or ()
-    found: Dict[Tuple[int, str], None] = {}
-    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
+def writes_of(func: Any) -> Tuple[Place, ...]:
+    """The arguments that a function may write without a new version, by its schemas if it has some. ``out``, and the tensor that
+    a function of PyTorch writes in place, are not among them."""
+    known = _statistics_of(func)
+    if known:
+        return known
+    in_place = name_of(func).endswith("_") and _is_of_pytorch(func)
+    # Other functions take them as ``out``.
+    has_names = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    found: Dict[Place, None] = {}
+    for schema in _schemas_of(func):
         for position, one in enumerate(schema.arguments):
-            if one.alias_info is not None and one.alias_info.is_write and not one.kwarg_only:
+            if one.alias_info is None or not one.alias_info.is_write or (in_place and position == 0):
+                continue
+            if not one.kwarg_only:
                 found[position, one.name] = None
+            elif has_names and one.name != "out":
+                found[None, one.name] = None
     return tuple(found)
 
 
@@ -122,23 +151,28 @@ def may_write(func: Any) -> bool:
 
 
 def written_by(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
-    """The arguments that a call writes without a new version, such as statistics."""
+    """The arguments that a call writes, perhaps without a new version, such as statistics."""
     own = getattr(func, "written", None)
     if own is not None:
         return list(own(*args))
     places = writes_of(func)
     if not places:
         return []
-    if name_of(func) in _NORMALIZING:
+    if _statistics_of(func):
         if not (args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))):
             return []
-    found = [argument(args, kwargs, position, name) for position, name in places]
-    return [tensor for tensor in found if tensor is not None]
+    found: List[torch.Tensor] = []
+    for position, name in places:
+        found += tensors(args[position] if position is not None and position < len(args) else kwargs.get(name))
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
 def kind_of(func: Any) -> Kind:
     """How a function of PyTorch is intercepted; functions that are not known compute."""
+    if not _is_of_pytorch(func):
+        # A name of PyTorch may mean something else in another library. Its schema says what it writes.
+        return Kind.COMPUTE
     name = name_of(func)
     slot = getattr(func, "__name__", "")
     if slot == "__set__" and name in ("data", "grad"):

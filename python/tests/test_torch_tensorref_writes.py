@@ -1,0 +1,107 @@
+"""Writes that only the schema of an operator shows."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tensorref_common import STRATEGIES, X, mlp  # noqa: E402
+
+from cotensor.tensorref import offload  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+ROOMS = pytest.mark.parametrize("room", ["1MiB", 1])
+#: Arguments that an operator of a program writes, as extensions for GPUs do: PyTorch gives them no new version.
+SCHEMAS = {
+    "first": ("(Tensor(a!) x, Tensor y) -> ()", lambda op, x, y: op(x, y)),
+    "by name": ("(Tensor(a!) x, Tensor y) -> ()", lambda op, x, y: op(y=y, x=x)),
+    "second": ("(Tensor y, Tensor(a!) x) -> Tensor", lambda op, x, y: op(y, x)),
+    "keyword": ("(Tensor y, *, Tensor(a!) x) -> Tensor", lambda op, x, y: op(y, x=x)),
+    "list": ("(Tensor y, Tensor(a!)[] x) -> ()", lambda op, x, y: op(y, [x])),
+    "optional": ("(Tensor y, Tensor(a!)? x=None) -> ()", lambda op, x, y: op(y, x)),
+    # Names that PyTorch has, for something else.
+    "view": ("(Tensor y, Tensor(a!) x) -> ()", lambda op, x, y: op(y, x)),
+    "size": ("(Tensor(a!) x, Tensor y) -> ()", lambda op, x, y: op(x, y)),
+    "scale_": ("(Tensor y, Tensor(a!) x) -> ()", lambda op, x, y: op(y, x)),
+}
+
+
+def _add(*values, **named):
+    """Adds the vector among its arguments to the matrix, which may be in a list."""
+    given = [value[0] if isinstance(value, list) else value for value in (*values, *named.values())]
+    x, y = sorted(given, key=lambda value: -value.dim())
+    x.add_(y)
+    return y * 2
+
+
+def _add_only(*values, **named):
+    _add(*values, **named)
+
+
+@pytest.fixture(scope="module")
+def operators():
+    library = torch.library.Library("cotensor_test", "DEF")
+    for name, (schema, _) in SCHEMAS.items():
+        library.define(name.replace(" ", "_") + schema)
+        library.impl(name.replace(" ", "_"), _add if "-> Tensor" in schema else _add_only, "CPU")
+    yield torch.ops.cotensor_test
+    library._destroy()
+
+
+@ROOMS
+@STRATEGIES
+@pytest.mark.parametrize("overload", [False, True], ids=["operator", "overload"])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_write_of_an_operator_is_seen(name, overload, strategy, room, operators):
+    model = mlp(1)
+    before, y = model[0].weight.detach().clone(), torch.full((16,), 2.0)
+    operator = getattr(operators, name.replace(" ", "_"))
+    with offload(model, "simulated", strategy=strategy, memory=room), torch.no_grad():
+        for _ in range(3):
+            first = model(X.to("simulated"))
+        SCHEMAS[name][1](operator.default if overload else operator, model[0].weight, y.to("simulated"))
+        second = model(X.to("simulated"))
+    assert torch.equal(model[0].weight, before + 2)
+    torch.testing.assert_close(second.cpu(), model(X).detach(), rtol=1e-6, atol=1e-6)
+    assert not torch.equal(first.cpu(), second.cpu())
+
+
+class Moments(torch.nn.Module):
+    """A weight with the state of its optimizer in buffers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.rand(16, 16))
+        self.register_buffer("mean", torch.rand(16, 16))
+        self.register_buffer("variance", torch.rand(16, 16))
+        self.register_buffer("steps", torch.ones(()))
+
+    def forward(self, x):
+        return x @ self.weight + (x @ self.mean) * (x @ self.variance) + self.steps
+
+    def step(self, parameter, gradient):
+        torch._fused_adam_(
+            [parameter], [gradient], [self.mean], [self.variance], [], [self.steps], lr=0.1, beta1=0.9, beta2=0.99,
+            weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+        )
+
+
+@ROOMS
+@STRATEGIES
+@pytest.mark.parametrize("of_device", [False, True], ids=["weight", "tensor of the device"])
+def test_moments_that_a_fused_step_writes_are_seen(of_device, strategy, room):
+    model, expected, gradient, other = Moments(), Moments(), torch.rand(16, 16), torch.rand(16, 16)
+    with torch.no_grad():
+        expected.step(other.clone() if of_device else expected.weight, gradient)
+        with offload(model, "simulated", strategy=strategy, memory=room):
+            for _ in range(3):
+                model(X.to("simulated"))
+            parameter = other.to("simulated") if of_device else model.weight
+            model.step(parameter, gradient.to("simulated"))
+            found = model(X.to("simulated"))
+        for one, two in zip(model.state_dict().values(), expected.state_dict().values()):
+            torch.testing.assert_close(one, two)
+        torch.testing.assert_close(found.cpu(), expected(X), rtol=1e-5, atol=1e-5)
