@@ -1,4 +1,4 @@
-"""Writes that only the schema of an operator shows."""
+"""Writes that only the schema of an operator shows, and those by an address that C++ gives out."""
 
 from __future__ import annotations
 
@@ -105,3 +105,31 @@ def test_moments_that_a_fused_step_writes_are_seen(of_device, strategy, room):
         for one, two in zip(model.state_dict().values(), expected.state_dict().values()):
             torch.testing.assert_close(one, two)
         torch.testing.assert_close(found.cpu(), expected(X), rtol=1e-5, atol=1e-5)
+
+
+CAPSULES = {
+    "torch": lambda tensor: torch.to_dlpack(tensor),
+    "torch.utils": lambda tensor: torch.utils.dlpack.to_dlpack(tensor),
+    "versioned": lambda tensor: torch._C._to_dlpack_versioned(tensor),
+    "method": lambda tensor: tensor.detach().__dlpack__(),
+}
+
+
+@ROOMS
+@STRATEGIES
+@pytest.mark.parametrize("capsule", sorted(CAPSULES))
+def test_a_write_through_a_capsule_is_seen(capsule, strategy, room):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy, memory=room), torch.no_grad():
+        model(X.to("simulated"))
+        made = CAPSULES[capsule](model[0].weight)
+        # What gets the capsule writes without PyTorch.
+        with torch._C.DisableTorchFunction():
+            alias = torch.utils.dlpack.from_dlpack(made)
+        for value in (2.0, 3.0):
+            with torch._C.DisableTorchFunction():
+                alias.fill_(value)
+            y = model(X.to("simulated"))
+            assert (model[0].weight.cpu() == value).all()
+            torch.testing.assert_close(y.cpu(), torch.nn.functional.linear(X, torch.full((16, 16), value), model[0].bias.cpu()))
+    assert torch.to_dlpack is torch._C._to_dlpack, "the functions of PyTorch are back"

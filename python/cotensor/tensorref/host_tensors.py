@@ -123,6 +123,9 @@ class HostTensors:
 
     def exposed(self, tensor: torch.Tensor) -> None:
         """The program has the address of a tensor, and may write at any time."""
+        if id(tensor) in self.weights.owners:
+            # The address of the memory that it has now.
+            self.refresh(tensor)
         for mover in self.devices.movers:
             for weight in mover.weights.sharing(tensor):
                 weight.exposed = True

@@ -20,6 +20,13 @@ from .simulated import device as simulated
 
 _CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
+#: Functions in C++ that give out the address of a tensor.
+_CAPSULES: List[Tuple[Any, str]] = [
+    (torch, "to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"),
+    (torch._C, "_to_dlpack"),
+    (torch._C, "_to_dlpack_versioned"),
+]
 _lock = threading.Lock()
 _sessions = 0
 #: What is replaced: the owner, the name, what the owner had (None: what it inherits), and what it has now.
@@ -57,6 +64,9 @@ def begin() -> None:
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
         _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
         _replace(torch.jit, "trace", functools.partial(_refuse_inside, "trace", torch.jit.trace))
+        for owner, name in _CAPSULES:
+            if hasattr(owner, name):
+                _replace(owner, name, functools.partial(_give_out, getattr(owner, name)))
         if _CHECKS in vars(checkpoint):
             checks = {**vars(checkpoint)[_CHECKS]}
             checks["default"] = functools.partial(_shape_and_dtype, checks["default"])
@@ -123,6 +133,14 @@ def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
         if threads.entered() and tensor.is_cpu:
             sources, named = tuple(map(to_host, sources)), {name: to_host(value) for name, value in named.items()}
         return torch._C.TensorBase.set_(tensor, *sources, **named)
+
+
+def _give_out(give: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """What gets a capsule of DLPack has the address of the tensor, and may write at any time."""
+    with torch._C.DisableTorchFunction():
+        for session in threads.entered() if isinstance(tensor, torch.Tensor) else ():
+            session.tensors.exposed(tensor)
+        return give(tensor, *args, **kwargs)
 
 
 def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> None:

@@ -96,8 +96,6 @@ class Showing:
 
     def _escape(self, function: Function, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], torch.Tensor):
-            if id(args[0]) in self._tensors.weights.owners:
-                self._tensors.refresh(args[0])
             self._tensors.exposed(args[0])
         return call(function.call, args, kwargs)
 
