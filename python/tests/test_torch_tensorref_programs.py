@@ -113,6 +113,13 @@ def saved_results(model, x):
     return [sorted(safetensors.load(file).items()) for file in files]
 
 
+def exported(model, x):
+    """Exports are modules of the host, with the weights of the model."""
+    programs = [torch.export.export(model, (X,), strict=strict) for strict in (False, True)]
+    assert all([tensor.is_cpu for program in programs for tensor in program.constants.values()])
+    return [model(x), *[program.module()(X) for program in programs], model(x)]
+
+
 class Checkpointed(torch.nn.Module):
     """Checkpoints of functions with weights."""
 
@@ -163,6 +170,7 @@ PROGRAMS = {
     "checkpoint": (lambda: Checkpointed(False), grad_of_checkpoints),
     "checkpoint below a mode": (lambda: Checkpointed(False), below_a_mode),
     "converted": (mlp, converted),
+    "exported": (mlp, exported),
 }
 
 
@@ -211,3 +219,21 @@ def test_random_numbers_of_the_device_have_a_state(strategy):
         assert torch.equal(torch.rand(3, device="simulated").cpu(), first.cpu())
         with torch.random.fork_rng():
             torch.rand(3)
+
+
+@pytest.mark.parametrize("strategy", [None, "genoa", "flow"])
+def test_streams_of_the_simulated_device_are_errors(strategy):
+    """It has one order of operations, which PyTorch calls the stream 0. What asks for more is told so."""
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy) if strategy else contextlib.nullcontext():
+        model(X)
+        stream = torch.accelerator.current_stream()
+        assert (stream.device.type, stream.stream_id) == ("simulated", 0)
+        with pytest.raises(RuntimeError, match="doesn't support synchronizing"):
+            torch.accelerator.synchronize()
+        for name in ("current_stream", "Stream", "stream", "Event"):
+            with pytest.raises(AttributeError, match=f"'SimulatedDevice' object has no attribute '{name}'"):
+                getattr(torch.simulated, name)
+        # The session ends as usual.
+        y = model(X.to(model[0].weight.device))
+    torch.testing.assert_close(y.detach().cpu(), model(X).detach())

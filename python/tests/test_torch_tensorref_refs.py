@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("torch")
 
-START = """
-import torchTensorRef
-import torch
-"""
+from references_common import run  # noqa: E402
+
 MEMORY = """
 from cotensor.tensorref.simulated.memory import MEMORIES
 memory = MEMORIES[0]
 """
-
-
-def run(program):
-    ran = subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
 
 
 def test_the_document():

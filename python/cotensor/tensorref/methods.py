@@ -67,6 +67,7 @@ def begin() -> None:
         for owner, name in _CAPSULES:
             if hasattr(owner, name):
                 _replace(owner, name, functools.partial(_give_out, getattr(owner, name)))
+        _replace(torch.export, "export", functools.partial(_export_outside, torch.export.export))
         if _CHECKS in vars(checkpoint):
             checks = {**vars(checkpoint)[_CHECKS]}
             checks["default"] = functools.partial(_shape_and_dtype, checks["default"])
@@ -202,6 +203,14 @@ def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: A
     if threads.entered() and isinstance(value, torch.nn.Module):
         raise UnsupportedError(f"torch.jit.{name}: call it before the block of offload, which runs scripted modules on the host")
     return function(value, *args, **kwargs)
+
+
+def _export_outside(export: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    """An exported module is the one of the host: PyTorch traces it with tensors without elements, which no session knows."""
+    with contextlib.ExitStack() as stack:
+        for session in threads.entered():
+            stack.enter_context(threads.outside(session))
+        return export(module, *args, **kwargs)
 
 
 def _shape_and_dtype(described: Any, tensor: torch.Tensor) -> Dict[str, Any]:

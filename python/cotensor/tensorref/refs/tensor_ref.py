@@ -144,6 +144,9 @@ tensorsManager.reference_classes = (TensorRef,)
 def run(func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs a function of torch where the manager says, and returns references."""
     with torch._C.DisableTorchFunctionSubclass():
+        if torch.compiler.is_compiling():
+            # ``torch.compile`` and ``torch.export`` trace tensors without elements, whose class they do not let change.
+            return func(*args, **kwargs)
         result = tensorsManager.run(func, types, args, kwargs)
         if isinstance(result, torch.Tensor):
             return result if func in get_default_nowrap_functions() else as_ref(result)

@@ -125,7 +125,10 @@ class SimulatedTensor(torch.Tensor):
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def __copy__(self) -> torch.Tensor:
-        return self._kind(SimulatedTensor(self.raw, self.device.index).requires_grad_(self.requires_grad))
+        with torch._C.DisableTorchFunction():
+            # Another tensor of the same memory, whose users count.
+            raw = self.raw.detach()
+        return self._kind(SimulatedTensor(raw, self.device.index).requires_grad_(self.requires_grad))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """With the elements on the host, as PyTorch saves tensors of devices whose memory it does not read."""
