@@ -239,6 +239,26 @@ def test_compiled_layers_generate(memory):
     assert compiled.calls == 8 * len(model.model.layers)
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["ample", "half"])
+@pytest.mark.parametrize("strategy", ["genoa", "flow", "lru", "cpu"])
+@pytest.mark.parametrize("make", [llama, t5])
+def test_a_model_is_saved_inside_of_the_block(make, strategy, half, memory, tmp_path):
+    """After a step, so that what is saved is not what was loaded. T5 has tied weights."""
+    model, inputs = made(make)
+    with offload(model, "simulated", strategy=strategy, memory=size_of(model) // 2 if half else 1 << 30):
+        with torch.no_grad():
+            first(model(**inputs))
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+        model.save_pretrained(tmp_path / "saved")
+        loaded = type(model).from_pretrained(tmp_path / "saved")
+        inside = first(model(**inputs)).detach().cpu()
+    assert all([tensor.is_cpu for tensor in [*loaded.parameters(), *model.parameters()]])
+    found, expected = loaded.state_dict(), model.state_dict()
+    assert found.keys() == expected.keys() and all([torch.equal(found[name], expected[name]) for name in expected])
+    torch.testing.assert_close(first(loaded.eval()(**inputs)), inside, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_pipelines_of_diffusers_run_unmodified(strategy, memory, tmp_path):
     diffusers = pytest.importorskip("diffusers")
