@@ -4,10 +4,11 @@ import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 import * as ort from "onnxruntime-web";
 import { CotensorError, createBackend, createModel } from "cotensor";
-import { loadModels, soundLength } from "../dist/models/core.js";
+import { Generation, loadModels, soundLength, TextProcessor } from "../dist/models/core.js";
 import { rerank } from "../dist/models/rerank.js";
-import { transcribe } from "../dist/models/speech.js";
+import { write } from "../dist/models/writing.js";
 import { serve } from "./support/server.mjs";
+import { openTiny } from "./support/tiny.mjs";
 
 ort.env.wasm.numThreads = 1;
 ort.env.logLevel = "fatal";
@@ -87,15 +88,15 @@ function disposedMeanwhile() {
   const model = {
     name: "m",
     check,
+    decoder: null,
     def: (role) => ({ role, inputs: {}, inputs_optional: {} }),
     roles: () => ["encoder"],
-    rolesOf: () => [["encoder"], ["decoder"]],
-    stage: async () => ({ inputs: [] }),
+    decoderRoles: () => ["decoder"],
+    stage: async () => (check(), { inputs: [] }),
     answers: async () => freed({ pairLogit: () => 0 }),
-    generation: () => (check(), freed({ hasLanguages: true })),
     get processors() {
       check();
-      return { encodePair: () => ({ mask: { data: [1n] } }), speechWindows: () => ({ scan: () => false, features: () => ({ dtype: "float32", shape: [], floats: () => new Float32Array(), free() {} }), free() {} }) };
+      return { encodePair: () => ({ mask: { data: [1n] } }), speechWindows: () => undefined };
     },
   };
   return { model, dispose: () => (isDisposed = true) };
@@ -107,7 +108,15 @@ test("a model that is disposed while its encoder runs says so", async () => {
   const run = { model, task: { name: "rerank", head: true }, inputs: { text: "a", texts: ["b"] }, lastOutput, notices: [] };
   await assert.rejects(rerank(run, undefined), { kind: "Conflict", message: /disposed/ });
   const other = disposedMeanwhile();
-  const result = async () => (other.dispose(), { shape: [] });
-  const speech = { model: other.model, task: { name: "t" }, inputs: { audio: new Uint8Array(1) }, isGiven: () => false, setValue() {}, result, call: {} };
-  await assert.rejects(transcribe(speech), { kind: "Conflict", message: /disposed/ });
+  const { files, family } = await openTiny("whisper");
+  const [generation, text] = [new Generation(files, family, "transcription"), new TextProcessor(files, family)];
+  const whisper = Object.assign(other.model, { text, generation: () => generation });
+  const result = async () => {
+    other.dispose();
+    for (const each of [generation, text]) each.free();
+    return { shape: [1, 1500, 8] };
+  };
+  const task = { name: "transcription", answer: "transcript" };
+  const speech = { model: whisper, task, inputs: { audio: new Uint8Array(1) }, options: {}, notices: [], isGiven: () => false, result, call: {} };
+  await assert.rejects(write(speech), { kind: "Conflict", message: /disposed/ });
 });

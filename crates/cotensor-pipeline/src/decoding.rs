@@ -4,9 +4,10 @@ use super::definition::User;
 use super::settings::settings;
 use cotensor_core::Result;
 use cotensor_preprocess::family::ModelConfig;
-use cotensor_preprocess::generation::{GenerationConfig, Settings};
+use cotensor_preprocess::generation::{GenerationConfig, Settings, Timestamps};
 use cotensor_preprocess::{TextProcessor, TextStream};
 use std::borrow::Borrow;
+use std::cell::RefCell;
 
 /// The decoding of a user.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +48,10 @@ impl Decoding {
 }
 
 /// Whether a token is a part of the text that a reader gets.
-pub type IsText = fn(&TextProcessor, i64) -> bool;
+pub(super) type IsText = fn(&TextProcessor, i64) -> bool;
 
 /// The text of tokens that arrive one by one.
-pub struct TextPieces<T> {
+pub(super) struct TextPieces<T> {
     tokenizer: T,
     stream: TextStream<T>,
     is_text: IsText,
@@ -58,7 +59,7 @@ pub struct TextPieces<T> {
 
 impl<T: Borrow<TextProcessor> + Clone> TextPieces<T> {
     /// The text after the tokens `before`: they decide whether it begins with a space.
-    pub fn new(tokenizer: T, before: &[i64], is_text: IsText) -> Self {
+    pub(super) fn new(tokenizer: T, before: &[i64], is_text: IsText) -> Self {
         let before = before.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
         Self { stream: TextStream::new(tokenizer.clone(), before), tokenizer, is_text }
     }
@@ -67,7 +68,7 @@ impl<T: Borrow<TextProcessor> + Clone> TextPieces<T> {
     ///
     /// # Errors
     /// As [`TextStream::step`].
-    pub fn piece(&mut self, token: i64) -> Result<Option<String>> {
+    pub(super) fn piece(&mut self, token: i64) -> Result<Option<String>> {
         let id = u32::try_from(token).ok().filter(|_| (self.is_text)(self.tokenizer.borrow(), token));
         Ok(id.map(|id| self.stream.step(id)).transpose()?.filter(|piece| !piece.is_empty()))
     }
@@ -76,7 +77,45 @@ impl<T: Borrow<TextProcessor> + Clone> TextPieces<T> {
     ///
     /// # Errors
     /// As [`TextStream::finish`].
-    pub fn finish(self) -> Result<Option<String>> {
+    pub(super) fn finish(self) -> Result<Option<String>> {
         Ok(Some(self.stream.finish()?).filter(|rest| !rest.is_empty()))
+    }
+}
+
+/// The parameters by which a model writes.
+pub struct WritingConfig {
+    /// The parameters.
+    pub plain: GenerationConfig,
+    /// The parameters for texts with timestamps, and their rules, if the model has them.
+    pub timed: Option<(GenerationConfig, Timestamps)>,
+}
+
+impl WritingConfig {
+    /// Reads the parameters by `open`.
+    ///
+    /// # Errors
+    /// Those of `open`, and as [`GenerationConfig::with_timestamps`].
+    pub fn open(open: impl Fn() -> Result<GenerationConfig>) -> Result<Self> {
+        Ok(Self { plain: open()?, timed: open()?.with_timestamps()? })
+    }
+}
+
+/// A text that a decoder writes after a prompt.
+pub struct Writing<T> {
+    /// How tokens are chosen.
+    pub decoding: Decoding,
+    /// The tokens before the text.
+    pub prompt: Vec<i64>,
+    /// `None` after the end of the text.
+    pub(super) pieces: RefCell<Option<TextPieces<T>>>,
+}
+
+impl<T: Borrow<TextProcessor> + Clone> Writing<T> {
+    /// The piece of the text that a token completes, if it completes one.
+    ///
+    /// # Errors
+    /// As [`TextStream::step`].
+    pub fn piece(&self, token: i64) -> Result<Option<String>> {
+        self.pieces.borrow_mut().as_mut().map_or(Ok(None), |pieces| pieces.piece(token))
     }
 }

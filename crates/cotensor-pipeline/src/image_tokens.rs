@@ -21,7 +21,7 @@ pub fn image_token(config: &ModelConfig<'_>) -> Result<Option<i64>> {
 }
 
 /// The text of a token.
-pub fn token_text(tokenizer: &TextProcessor, token: i64) -> String {
+pub(super) fn token_text(tokenizer: &TextProcessor, token: i64) -> String {
     tokenizer.token(token).unwrap_or_else(|| token.to_string())
 }
 
@@ -30,7 +30,7 @@ pub fn token_text(tokenizer: &TextProcessor, token: i64) -> String {
 ///
 /// # Errors
 /// `Invalid` for a text with another number of images than one; `Corrupt` for features of another shape.
-pub fn expanded(ids: &[i64], token: i64, features: &[usize], tokenizer: &TextProcessor) -> Result<Vec<i64>> {
+pub(super) fn expanded(ids: &[i64], token: i64, features: &[usize], tokenizer: &TextProcessor) -> Result<Vec<i64>> {
     let &[1, rows, _] = features else {
         return Err(Error::corrupt(format!("features of shape {features:?}; [1, rows, width] is required")));
     };

@@ -6,13 +6,13 @@ use cotensor_preprocess::family::ModelConfig;
 
 /// A text as a decoder reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
+pub(super) struct Prompt {
     /// The text that is tokenized.
-    pub text: String,
+    pub(super) text: String,
     /// Whether the tokens that the tokenizer adds to a text are left out.
-    pub is_plain: bool,
+    pub(super) is_plain: bool,
     /// Whether the text is a message of a chat. Without its end, the model would not answer.
-    pub is_chat: bool,
+    pub(super) is_chat: bool,
 }
 
 /// The prompt for a text: the text itself, or a chat with the text as the message of a user. `chat` is the user's choice, and
@@ -21,7 +21,7 @@ pub struct Prompt {
 ///
 /// # Errors
 /// `Invalid` for a chat without a template, the errors of `template` and of [`ChatTemplate::prompt`].
-pub fn prompt_of<'t>(
+pub(super) fn prompt_of<'t>(
     text: &str,
     image: Option<&str>,
     (chat, field): (Option<bool>, &str),
@@ -47,6 +47,6 @@ pub fn prompt_of<'t>(
 }
 
 /// The error for a message whose end the model does not read.
-pub fn cut_message() -> Error {
+pub(super) fn cut_message() -> Error {
     Error::invalid("the message is longer than the model reads").in_field("text")
 }

@@ -77,7 +77,7 @@ pub fn truncations(rows: &[&str], batch: &TokenBatch) -> Vec<String> {
 ///
 /// # Errors
 /// As [`TextProcessor::decode`].
-pub fn decoded_after(tokenizer: &TextProcessor, before: &[i64], tokens: &[i64]) -> Result<String> {
+pub(super) fn decoded_after(tokenizer: &TextProcessor, before: &[i64], tokens: &[i64]) -> Result<String> {
     let ids = |tokens: &[i64]| tokens.iter().filter_map(|&id| u32::try_from(id).ok()).collect::<Vec<_>>();
     if !before.is_empty() {
         let (prompt, whole) = (tokenizer.decode(&ids(before))?, tokenizer.decode(&ids(&[before, tokens].concat()))?);

@@ -7,8 +7,8 @@ use cotensor_pipeline::{
     StagePorts, check_architecture, default_task, has_class_of, head_output, output_of, trunk_output,
 };
 use cotensor_preprocess::family::{
-    BlockFields, CONFIG_FILE, DecoderDef, Family, Medium, ModelConfig, Similarity, Source, StageDef, Task, Variant,
-    family_of_model, variant,
+    CONFIG_FILE, DecoderDef, Family, Medium, ModelConfig, Similarity, Source, StageDef, Task, Variant, family_of_model,
+    variant,
 };
 use cotensor_preprocess::{JSON_BYTES_MAX, positions_depend_on_length};
 use serde::Serialize;
@@ -82,20 +82,18 @@ impl ModelFamily {
         let stages = self.family.stages_of_form(self.variant, has_file).map(|def| self.describe_stage(def));
         let tasks = self.family.tasks().map(|task| TaskDescription {
             task,
-            roles: self.family.roles(&task.stages, self.variant, has_file),
+            roles: self.roles(task),
             reads: media(Medium::ALL.into_iter().filter(|medium| self.family.reads(task, *medium))),
             has_head: task.head && has_class_of(&self.config(), task),
         });
         let description = Description {
             name: &self.family.name,
-            title: &self.family.title,
             kinds: self.family.kinds.iter().map(|kind| kind.name()).collect(),
             model_type: self.model_type(),
             variant: self.variant.map(|variant| variant.name.as_str()),
             stages: stages.collect(),
             tasks: tasks.collect(),
-            decoder: self.family.decoder.as_ref(),
-            positions: self.config().decoder_positions(),
+            decoder: self.family.decoder.as_ref().map(|DecoderDef { forms, embed, .. }| DecoderForms { forms, embed }),
             positions_depend_on_length: positions_depend_on_length(&self.config),
             similarity: self.family.similarity.as_ref(),
             whole_graph: self.whole_graph(),
@@ -104,7 +102,7 @@ impl ModelFamily {
     }
 
     /// Refuses options that a task does not read, and values out of bounds. `text` is JSON: that of `userOf` in
-    /// `web/src/models/generation.ts`.
+    /// `web/src/models/writing.ts`.
     ///
     /// # Errors
     /// `Invalid`; the error names the option.
@@ -167,14 +165,12 @@ impl ModelFamily {
 #[derive(Serialize)]
 struct Description<'a> {
     name: &'a str,
-    title: &'a str,
     kinds: Vec<&'static str>,
     model_type: &'a str,
     variant: Option<&'a str>,
     stages: Vec<StageDescription<'a>>,
     tasks: Vec<TaskDescription<'a>>,
-    decoder: Option<&'a DecoderDef>,
-    positions: Option<usize>,
+    decoder: Option<DecoderForms<'a>>,
     /// Whether the positions of a text depend on the longest text of a batch.
     positions_depend_on_length: bool,
     similarity: Option<&'a Similarity>,
@@ -186,27 +182,21 @@ struct StageDescription<'a> {
     role: &'a str,
     kind: &'static str,
     file: Option<String>,
-    /// Whether the file holds the whole model.
-    whole: bool,
     inputs: &'a BTreeMap<String, Source>,
     inputs_optional: &'a BTreeMap<String, Source>,
     outputs: &'a [String],
     output_aliases: &'a [String],
-    outputs_optional: &'a [String],
     /// The media whose preprocessing is part of the space, in the order of their fingerprints.
     media: Vec<&'static str>,
-    /// Whether a graph without the outputs is cut at the end of its encoder.
-    is_encoder: bool,
     rest_of: Option<&'a str>,
-    blocks: Option<BlocksDescription<'a>>,
     fills_texts: bool,
 }
 
+/// `DecoderDef` of `web/src/models/definition.ts`.
 #[derive(Serialize)]
-struct BlocksDescription<'a> {
-    role: &'a str,
-    kind: &'static str,
-    output: &'a str,
+struct DecoderForms<'a> {
+    forms: &'a [Vec<String>],
+    embed: &'a Option<String>,
 }
 
 #[derive(Serialize)]
@@ -229,6 +219,11 @@ impl ModelFamily {
         self.family
     }
 
+    /// The stages of a task that run, with the decoder in the form that the model has.
+    pub(crate) fn roles<'a>(&'a self, task: &'a Task) -> Vec<&'a str> {
+        self.family.roles(&task.stages, self.variant, |file| self.files.contains(file))
+    }
+
     pub(crate) fn model_type(&self) -> &str {
         self.config.get("model_type").and_then(Value::as_str).unwrap_or_default()
     }
@@ -246,26 +241,16 @@ impl ModelFamily {
     }
 
     fn describe_stage<'a>(&'a self, def: &'a StageDef) -> StageDescription<'a> {
-        let (file, whole) = self.graph_file(def).map_or((None, false), |(file, whole)| (Some(file), whole));
-        let blocks = |blocks: &'a BlockFields| BlocksDescription {
-            role: &blocks.role,
-            kind: blocks.kind.name(),
-            output: &blocks.output,
-        };
         StageDescription {
             role: &def.role,
             kind: def.kind.name(),
-            file,
-            whole,
+            file: self.graph_file(def).map(|(file, _)| file),
             inputs: &def.inputs,
             inputs_optional: &def.inputs_optional,
             outputs: &def.outputs,
             output_aliases: &def.output_aliases,
-            outputs_optional: &def.outputs_optional,
             media: media(def.media().into_iter()),
-            is_encoder: def.encoder.is_some(),
             rest_of: def.rest_of.as_deref(),
-            blocks: def.blocks.as_ref().map(blocks),
             fills_texts: def.fills_texts,
         }
     }

@@ -6,7 +6,7 @@ use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::sentence::SentencePooling;
 use cotensor_core::{Error, size};
-use cotensor_pipeline::{check_vocabulary, decoded_after};
+use cotensor_pipeline::check_vocabulary;
 use cotensor_preprocess::TokenBatch;
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
@@ -73,17 +73,6 @@ impl TextProcessor {
         self.checked(self.text.encode_pairs(&pairs, length.map(|length| length as usize))?)
     }
 
-    /// The tokens of a text without the tokens that the tokenizer adds to a text.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    #[wasm_bindgen(js_name = encodePlain)]
-    pub fn encode_plain(&self, text: String) -> Result<Tokens> {
-        let texts = [text];
-        check(&[&texts])?;
-        self.checked(self.text.encode_plain(&texts[0])?)
-    }
-
     /// The number of tokens of a prefix, with the tokens that the tokenizer adds before it and without those after it.
     ///
     /// # Errors
@@ -99,25 +88,6 @@ impl TextProcessor {
     /// `Invalid` when the tokenizer cannot decode them.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         Ok(self.text.decode(ids)?)
-    }
-
-    /// The text of `ids` after the tokens `before`, which decide whether it begins with a space.
-    ///
-    /// # Errors
-    /// As [`decode`](Self::decode).
-    #[wasm_bindgen(js_name = decodeAfter)]
-    pub fn decode_after(&self, before: &[u32], ids: &[u32]) -> Result<String> {
-        let [before, ids] = [before, ids].map(|ids| ids.iter().map(|&id| id.into()).collect::<Vec<i64>>());
-        Ok(decoded_after(&self.text, &before, &ids)?)
-    }
-
-    /// The text of a transcript's tokens, without timestamps and special tokens.
-    ///
-    /// # Errors
-    /// As [`decode`](Self::decode).
-    pub fn transcript(&self, ids: &[u32]) -> Result<String> {
-        let ids: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
-        Ok(cotensor_preprocess::generation::transcript_of(&self.text, &ids)?)
     }
 
     /// The token with this id, as the vocabulary has it.
@@ -139,6 +109,16 @@ impl TextProcessor {
 }
 
 impl TextProcessor {
+    /// The tokens of a text without the tokens that the tokenizer adds to a text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_plain(&self, text: String) -> Result<Tokens> {
+        let texts = [text];
+        check(&[&texts])?;
+        self.checked(self.text.encode_plain(&texts[0])?)
+    }
+
     /// Refuses tokens beyond the model's vocabulary.
     fn checked(&self, batch: TokenBatch) -> Result<Tokens> {
         check_vocabulary(&self.family.config(), batch.ids.as_i64()?.iter().copied())?;

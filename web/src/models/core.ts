@@ -4,6 +4,7 @@ import { moduleLoader } from "../module.js";
 import type { StageHashes } from "../stage/keys.js";
 import type { DType, Kind } from "../types.js";
 import type { Hasher } from "../weights/hash.js";
+import type { Answer } from "./answers.js";
 import init, { ContentHasher, GraphFile, arrayIdentity, outputIdentity, stageKey, type ArrayHandle, type Task } from "./cotensor_models.js";
 
 export {
@@ -116,24 +117,8 @@ export interface AnswerRequest {
   readonly prompt_tokens: number;
 }
 
-/** The result of the task of `Generation.spokenLanguage`. */
-export interface SpokenLanguage {
-  /** Its code, such as `en`. */
-  readonly language: string;
-  readonly token: number;
-  /** Its probability among the languages, 0 to 1. */
-  readonly probability: number;
-  /** The scores of all languages. */
-  readonly scores: readonly number[];
-}
-
-/** What `SpeechWindows.advance` returns, as JSON. */
-export interface WrittenWindow {
-  /** The tokens of the window's segments. */
-  readonly tokens: readonly number[];
-  /** The pieces of the text that they complete. */
-  readonly pieces: readonly string[];
-}
+/** The result of the task of `Generation.answer`. */
+export type DecodedAnswer = readonly [answer: Answer, outputs: readonly { readonly name: string; readonly shape: readonly number[]; readonly values: readonly number[] }[]];
 
 /** Loads the module, once. After a failed attempt, the next call tries again. Everything else here works after it. */
 export const loadModels = moduleLoader("models", () => new URL("./cotensor_models_bg.wasm", import.meta.url), init);

@@ -21,15 +21,14 @@ export class Decoder {
     private readonly first: ModelStage,
     private readonly next: ModelStage,
     private readonly embedding: ModelStage | undefined,
-    private readonly give: (piece: string) => void,
   ) {}
 
-  /** A decoder of the model of `run`, whose roles are the graphs of a task without the encoder. `give` gets the text piece by piece. */
-  static async open(run: Run, roles: readonly string[], give: (piece: string) => void = () => undefined): Promise<Decoder> {
+  /** A decoder of the model of `run`, whose roles are the graphs of a task without the encoder. */
+  static async open(run: Run, roles: readonly string[]): Promise<Decoder> {
     const embed = run.model.decoder?.embed;
     const [first, next] = await Promise.all(roles.slice(0, 2).map((role) => run.model.stage(role)));
     if (!first) throw new CotensorError("Unsupported", `${run.model.name}: the model has no decoder`);
-    return new Decoder(run, first, next ?? first, embed ? await run.model.stage(embed) : undefined, give);
+    return new Decoder(run, first, next ?? first, embed ? await run.model.stage(embed) : undefined);
   }
 
   /** The graph that reads the beginning, and the one that continues it, as JSON. */
@@ -85,7 +84,7 @@ export class Decoder {
 
   /** Gives the program a piece of the text. */
   async text(piece: string): Promise<void> {
-    this.give(piece);
+    this.owner.give(piece);
   }
 
   dispose(): void {

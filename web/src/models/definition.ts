@@ -20,7 +20,6 @@ export interface StageDef {
   readonly inputs_optional: Readonly<Record<string, string>>;
   readonly outputs: readonly string[];
   readonly output_aliases: readonly string[];
-  readonly outputs_optional: readonly string[];
 }
 
 /** How the last output of a task becomes an answer. */
@@ -48,20 +47,12 @@ export interface Task {
   readonly answer: AnswerKind;
 }
 
-/** The graphs of a decoder, and the names of the values that it keeps between runs. */
+/** The graphs of a decoder. */
 export interface DecoderDef {
   /** The forms in which exports have it, each with the roles of its graphs. */
   readonly forms: readonly (readonly string[])[];
   /** The role of the graph that embeds tokens, for graphs that read embeddings. */
   readonly embed: string | null;
-  /** Images in a text: the source of the features that the decoder reads in place of the embedding of an image's token. */
-  readonly images: { readonly features: string } | null;
-  /** The beginning of the names of inputs. */
-  readonly past: string;
-  /** The beginning of the names of outputs. */
-  readonly present: string;
-  /** A part of the names of values that stay the same. */
-  readonly fixed: string;
 }
 
 /** How the similarity of two embeddings becomes a probability. */
@@ -77,7 +68,6 @@ export interface SimilarityDef {
 /** A family with the stages and tasks of one model. */
 export interface FamilyDescription {
   readonly name: string;
-  readonly title: string;
   readonly kinds: readonly Kind[];
   readonly model_type: string;
   readonly variant: string | null;

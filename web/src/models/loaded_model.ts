@@ -123,10 +123,10 @@ export class LoadedModel {
     this.definition.checkOptions(user);
   }
 
-  /** The roles of a task before its decoder, and those of the decoder. */
-  rolesOf({ roles }: Task): [encoders: readonly string[], decoder: readonly string[]] {
+  /** The roles of a task that are graphs of the decoder. */
+  decoderRoles({ roles }: Task): readonly string[] {
     const forms = this.decoder?.forms.flat() ?? [];
-    return [roles.filter((role) => !forms.includes(role)), roles.filter((role) => forms.includes(role))];
+    return roles.filter((role) => forms.includes(role));
   }
 
   reads(task: Task, medium: Medium): boolean {
@@ -141,7 +141,7 @@ export class LoadedModel {
   /** Loads the stages of tasks, as far as the model has their files. */
   async load(tasks: readonly Task[]): Promise<void> {
     const embed = this.decoder?.embed;
-    const all = tasks.flatMap((task) => [...task.roles, ...(embed && this.rolesOf(task)[1].length > 0 ? [embed] : [])]);
+    const all = tasks.flatMap((task) => [...task.roles, ...(embed && this.decoderRoles(task).length > 0 ? [embed] : [])]);
     const roles = [...new Set(all)].filter((role) => this.def(role).file !== null);
     if (roles.length === 0) throw this.#missing(this.def(tasks[0]?.roles[0] ?? this.stageDefs[0]?.role ?? ""));
     await Promise.all(roles.map((role) => this.stage(role)));

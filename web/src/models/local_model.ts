@@ -5,7 +5,6 @@ import type { Device, Kind } from "../types.js";
 import type { Answer, Output } from "./answers.js";
 import type { Task } from "./definition.js";
 import { embedTexts } from "./embedding.js";
-import { generate, userOf } from "./generation.js";
 import type { ModelHost } from "./host.js";
 import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
@@ -14,7 +13,7 @@ import { HeldTensors, type CallOptions, type FamilyModel, type ModelOptions, typ
 import { rerank } from "./rerank.js";
 import { Result } from "./result.js";
 import { Run, wellFormed } from "./run.js";
-import { identifyLanguage, transcribe } from "./speech.js";
+import { userOf, write } from "./writing.js";
 
 /** A backend that opens models, and shares each between its users. */
 export interface ModelBackend extends ModelHost {
@@ -194,11 +193,9 @@ const same = (result: Result): Result => result;
 function answerOf(run: Run, embeds: boolean, head: string | undefined): Promise<{ answer: Answer; outputs: Output[] }> {
   switch (run.task.answer) {
     case "transcript":
-      return transcribe(run);
     case "language":
-      return identifyLanguage(run);
     case "text":
-      return generate(run);
+      return write(run);
     case "scores":
       return rerank(run, head);
     default:

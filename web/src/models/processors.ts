@@ -264,8 +264,8 @@ export class Processors {
 
   /** The windows of a sound that is longer than the model's; nothing for another sound, and for a model without timestamps. */
   speechWindows(sound: Samples | Encoded, task: string, notices: string[]): SpeechWindows | undefined {
-    const parts = [this.audio, this.generation(task), this.text] as const;
-    const windows = sound instanceof Uint8Array ? SpeechWindows.ofFile(...parts, sound) : SpeechWindows.ofSamples(...parts, sound.samples, sound.samplingRate);
+    if (!this.generation(task).hasTimestamps) return undefined;
+    const windows = sound instanceof Uint8Array ? SpeechWindows.ofFile(this.audio, sound) : SpeechWindows.ofSamples(this.audio, sound.samples, sound.samplingRate);
     if (windows) this.#noteRate(lengthOf(sound)[0], notices);
     return windows;
   }

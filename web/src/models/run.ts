@@ -22,8 +22,6 @@ export class Run {
   /** By source: `text.ids`, `encoder.last_hidden_state`. */
   readonly #values = new Map<string, Input>();
   readonly #leases: Tensor[] = [];
-  /** The tokens of the text that the stages read. */
-  textTokens = 0;
 
   constructor(
     readonly model: LoadedModel,
@@ -94,7 +92,6 @@ export class Run {
   /** Sets the length of a text that another model has read. */
   setTextLength(tokens: number): void {
     this.#values.set("text.mask", ones([1, tokens]));
-    this.textTokens = tokens;
   }
 
   /** Adds notices, each once. */
@@ -111,7 +108,6 @@ export class Run {
   /** Sets a text as the next input. */
   setTexts({ truncated: _, ...arrays }: TextArrays): void {
     for (const [name, value] of Object.entries(arrays)) this.#values.set(`text.${name}`, value);
-    this.textTokens = arrays.ids.shape[1] ?? 0;
   }
 
   setValue(source: string, value: Input): void {
@@ -263,7 +259,7 @@ export class Run {
   #setTokens(text: string, def: StageDef): void {
     const arrays = this.model.encodeText(text, def, this.task, this.options.promptName);
     this.setTexts(arrays);
-    if (arrays.truncated) this.notices.push(`text: truncated to ${this.textTokens} tokens`);
+    if (arrays.truncated) this.notices.push(`text: truncated to ${arrays.ids.shape[1] ?? 0} tokens`);
   }
 
   /** The number of the task of the prompt, for a graph that reads it. */

@@ -1,12 +1,13 @@
 //! Runs the decoder of a model: a decoding is one result, which users with equal settings share.
 
-use super::decode::{Decoded, Decoder, DecoderGraph, Embeds, GenerationConfig, OnToken, decode};
+use super::decode::{Decoded, Decoder, DecoderGraph, Embeds, OnToken, decode};
 use super::run::Run;
 use crate::engine::{Output, OwnMemory};
 use crate::stage::Stage;
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_pipeline::{Decoding, IsText, TextPieces, User, check_logits};
+use cotensor_pipeline::{Writing, check_logits};
+use cotensor_preprocess::TextProcessor;
 use cotensor_preprocess::family::{DecoderDef, LOGITS, Source, StageDef, Task};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -22,14 +23,6 @@ pub(super) struct Generator {
     prompt: (Arc<Stage>, &'static StageDef),
     step: (Arc<Stage>, &'static StageDef),
     embed: Option<Arc<Stage>>,
-}
-
-/// Which tokens a reader gets as text.
-pub(super) struct Shown<'a> {
-    /// The tokens before the first one: they decide whether the text begins with a space.
-    pub(super) before: &'a [i64],
-    /// Whether a token is part of the text.
-    pub(super) is_text: IsText,
 }
 
 impl Generator {
@@ -61,31 +54,25 @@ impl Generator {
         run.one(&self.prompt.0, &inputs, LOGITS, "start")
     }
 
-    /// Decodes after `prompt` as the user and the model's files say. Returns the tokens.
+    /// Decodes, unless the store has the tokens. Returns them, and whether this call decoded; then `on_text` got the pieces of the
+    /// text.
     ///
     /// # Errors
-    /// As [`Decoding::new`], [`Decoder::start`] and [`decode`]; the errors of `on_text`.
-    pub(super) fn generate(
+    /// As [`Decoder::start`] and [`decode`]; the errors of `on_text`.
+    pub(super) fn decode(
         &self,
         run: &mut Run<'_>,
-        user: &User,
-        config: &GenerationConfig,
-        prompt: &[i64],
-        shown: &Shown<'_>,
+        writing: &Writing<&TextProcessor>,
         on_text: &mut OnText<'_>,
-    ) -> Result<Vec<i64>> {
-        let decoding = Decoding::new(user, config, &run.model.model_config(), prompt.len())?;
-        let settings = &decoding.settings;
-        decoding.notices.iter().for_each(|notice| run.notice(notice.clone()));
+    ) -> Result<(Vec<i64>, bool)> {
+        let (prompt, settings) = (writing.prompt.as_slice(), &writing.decoding.settings);
         let values = run.values.clone();
         let embeds = self.embed.as_ref().map(|stage| Embeds::of(run.model, stage, &values)).transpose()?;
         let decoder = self.decoder(&values, embeds.as_ref());
         let rows_max = prompt.len() + settings.max;
         let of_prompt = self.identity(prompt, &values);
         let step_space = self.step.0.space().map_or(ContentHash::of(b""), |space| space.0);
-        let tokenizer = run.tokenizer()?;
-        let mut pieces = TextPieces::new(tokenizer, shown.before, shown.is_text);
-        let mut on_token = |token: i64| pieces.piece(token)?.map_or(Ok(()), |piece| on_text(&piece));
+        let mut on_token = |token: i64| writing.piece(token)?.map_or(Ok(()), |piece| on_text(&piece));
         let (copied, of_run) = (Cell::new(0), RefCell::new(Vec::new()));
         let (model, holder) = (run.model, run.holder);
         let stage = &self.prompt.0;
@@ -118,16 +105,7 @@ impl Generator {
         let others: Vec<&Stage> = std::iter::once(&self.prompt.0).chain(&self.embed).map(|stage| &**stage).collect();
         run.note_decoding(&self.step.0, &others, &decoded, &signature, copied.get());
         let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i64()?.to_vec();
-        if !decoded.computed {
-            tokens.iter().try_for_each(|&token| on_token(token))?;
-        }
-        if let Some(rest) = pieces.finish()? {
-            on_text(&rest)?;
-        }
-        if let Some(notice) = decoding.cut_notice(tokens.len()) {
-            run.notice(notice);
-        }
-        Ok(tokens)
+        Ok((tokens, decoded.computed))
     }
 
     fn decoder<'d>(&'d self, values: &'d HashMap<Source, Value>, embed: Option<&'d Embeds<'d>>) -> Decoder<'d> {

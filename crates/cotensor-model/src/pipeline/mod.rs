@@ -7,15 +7,14 @@ mod embedding;
 mod encoded;
 mod explain;
 mod generator;
+mod host;
 mod inputs;
 mod logit_ranking;
 mod opened;
 mod rerank;
 mod run;
-mod speech;
 mod streaming;
 mod task;
-mod text;
 
 pub use adapted::{ADAPTER, EncoderUse, Samples, SharedEmbedding, encode, encoder_of, fit_adapter, inputs_of};
 pub(crate) use cotensor_pipeline::argmax;

@@ -47,12 +47,19 @@ impl<'a> Run<'a> {
     }
 
     /// Opens a stage of the family, runs it on the values that its definition names, and returns its first output; or the
-    /// output of another model's encoder in its place.
-    pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Value> {
+    /// output of another model's encoder in its place, for which there is no stage. `set_texts` sets the texts that it reads.
+    pub(super) fn encode(
+        &mut self,
+        def: &StageDef,
+        inputs: &Inputs,
+        set_texts: impl FnOnce(&mut Self, Option<&Stage>) -> Result<()>,
+    ) -> Result<Value> {
         if let Some(value) = self.given(def, inputs)? {
+            set_texts(self, None)?;
             return Ok(value);
         }
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
+        set_texts(self, Some(&stage))?;
         let output = trunk_output(&def.role, def, stage.ports())?;
         self.run_stage(def, &stage, inputs, output)
     }
@@ -191,13 +198,13 @@ impl<'a> Run<'a> {
         Ok(batch)
     }
 
-    /// The token ids of a text that a decoder continues, without those that the tokenizer adds if it is `plain`.
-    pub(super) fn encode_text(&mut self, text: &str, plain: bool) -> Result<Vec<i64>> {
+    /// The tokens of a text that a decoder continues, without those that the tokenizer adds if it is `plain`.
+    pub(super) fn encode_text(&mut self, text: &str, plain: bool) -> Result<TokenBatch> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
         let batch = if plain { tokenizer.encode_plain(text)? } else { tokenizer.encode(&[text])? };
         self.note_texts(&[text], &[text], &batch, start);
-        Ok(batch.ids.as_i64()?.to_vec())
+        Ok(batch)
     }
 
     /// Sets tokenized texts as the next input.

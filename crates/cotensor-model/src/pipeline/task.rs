@@ -1,9 +1,9 @@
 //! Runs the task of a user: the stages in order. A stage runs only if the store does not have its result.
 
 use super::generator::OnText;
+use super::host::decode_answer;
 use super::inputs::Inputs;
 use super::run::Run;
-use super::{speech, text};
 use crate::model::Model;
 use crate::stage::Stage;
 use crate::tensor::Value;
@@ -88,9 +88,9 @@ pub(super) fn answer_in(
         run.notice(notice);
     }
     match task.answer {
-        AnswerKind::Text => text::generate(run, task, user, inputs, on_text),
-        AnswerKind::Transcript => speech::transcribe(run, task, user, inputs, on_text),
-        AnswerKind::Language => speech::identify_language(run, task, user, inputs),
+        AnswerKind::Text | AnswerKind::Transcript | AnswerKind::Language => {
+            decode_answer(run, task, user, inputs, on_text)
+        }
         AnswerKind::Scores => run.rerank(task, user, inputs),
         _ => run.encode_and_answer(task, user, inputs),
     }

@@ -26,11 +26,13 @@ pub fn encoder_of(model: &Model, medium: Medium) -> Result<&'static StageDef> {
 pub fn encode(model: &Model, medium: Medium, inputs: &Inputs, holder: &Holder) -> Result<Encoded> {
     let def = encoder_of(model, medium)?;
     let mut run = Run::new(model, holder);
-    if medium == Medium::Text {
-        let batch = run.tokenizer()?.encode(&[inputs.text()?])?;
-        run.set_texts(&batch);
-    }
-    let value = run.encode(def, inputs)?;
+    let value = run.encode(def, inputs, |run, _| {
+        if medium == Medium::Text {
+            let batch = run.tokenizer()?.encode(&[inputs.text()?])?;
+            run.set_texts(&batch);
+        }
+        Ok(())
+    })?;
     let parts = match medium {
         Medium::Text => text_parts(model, inputs, value.shape().len() == 2)?,
         Medium::Image => image_parts(model, inputs)?,

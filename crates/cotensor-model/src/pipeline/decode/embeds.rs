@@ -16,19 +16,15 @@ pub struct Embeds<'a> {
     copied_bytes: Cell<usize>,
 }
 
-/// The features of the image, `[1, rows, width]`, of a stage that ran.
-pub(in crate::pipeline) fn features<'v>(model: &Model, values: &'v HashMap<Source, Value>) -> Option<&'v Value> {
-    let images = model.family().decoder.as_ref()?.images.as_ref()?;
-    values.get(&images.features)
-}
-
 impl<'a> Embeds<'a> {
     /// The graph of a model's embeddings, and the image of a run with these values.
     ///
     /// # Errors
     /// As [`image_token`].
     pub(in crate::pipeline) fn of(model: &Model, stage: &'a Stage, values: &HashMap<Source, Value>) -> Result<Self> {
-        let image = image_token(&model.model_config())?.zip(features(model, values).cloned());
+        let images = model.family().decoder.as_ref().and_then(|decoder| decoder.images.as_ref());
+        let features = images.and_then(|images| values.get(&images.features)).cloned();
+        let image = image_token(&model.model_config())?.zip(features);
         Ok(Self { stage, image, copied_bytes: Cell::new(0) })
     }
 

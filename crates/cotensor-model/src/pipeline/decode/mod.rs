@@ -10,5 +10,4 @@ mod state;
 pub use cotensor_preprocess::generation::{GenerationConfig, Sampling, Settings, TimedSegment, Timestamps, process};
 pub use decoder::{Decoder, DecoderGraph};
 pub use embeds::Embeds;
-pub(super) use embeds::features;
 pub use state::{Decoded, DecoderState, OnToken, decode};

@@ -1,12 +1,12 @@
 use super::event::{StreamEvent, StreamSummary};
 use crate::model::{Model, StageSource};
 use crate::pipeline::default_task;
+use crate::pipeline::host::{Host, decoder_task, writing_config};
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;
-use crate::pipeline::speech::WindowTranscriber;
 use crate::pipeline::task::answer_in;
 use cotensor_core::{Error, Result};
-use cotensor_pipeline::{Answer, SpeechSegment, User};
+use cotensor_pipeline::{Answer, SpeechSegment, User, WritingConfig, at_once, transcribe_window};
 use cotensor_preprocess::family::{AnswerKind, Medium, Task};
 use cotensor_preprocess::generation::transcript_of;
 use cotensor_preprocess::{AudioWindows, Resampling, check_samples};
@@ -41,7 +41,9 @@ pub struct StreamSettings {
 pub struct StreamingProcessor {
     audio: Arc<Model>,
     audio_task: &'static Task,
-    transcriber: WindowTranscriber,
+    config: WritingConfig,
+    /// The tokens before the transcript of each window.
+    prompt: Option<Vec<i64>>,
     windows: AudioWindows,
     resampling: Option<Resampling>,
     text: Option<(Arc<Model>, User)>,
@@ -101,13 +103,17 @@ impl StreamingProcessor {
                 Some((model, user))
             }
         };
-        let transcriber = WindowTranscriber::new(&audio, &task.name)?.ok_or_else(|| refuse("timestamps"))?;
+        let config = writing_config(&audio, &task.name)?;
+        if config.timed.is_none() {
+            return Err(refuse("timestamps"));
+        }
         let notice = rate.filter(|_| resampling.is_some());
         let notice = notice.map(|rate| format!("the audio is resampled from {rate} to {to} Hz"));
         Ok(Self {
             audio_task: task,
             audio,
-            transcriber,
+            config,
+            prompt: None,
             windows,
             resampling,
             text,
@@ -210,8 +216,12 @@ impl StreamingProcessor {
     fn window(&mut self, on_event: &mut OnEvent<'_>) -> Result<()> {
         let audio = Arc::clone(&self.audio);
         let user = User { name: USER.to_owned(), task: self.audio_task.name.clone(), ..User::default() };
-        let segments =
-            self.timed(&audio, |this, run| this.transcriber.next(run, this.audio_task, &user, &mut this.windows));
+        let segments = self.timed(&audio, |this, run| {
+            let (inputs, mut no_text) = (Inputs::default(), |_: &str| Ok(()));
+            let task = decoder_task(&audio, &this.config, this.audio_task, (&user, "chat"), None)?;
+            let mut host = Host::new(run, this.audio_task, &user, &inputs, "", &mut no_text);
+            at_once(transcribe_window(&mut host, &task, &mut this.prompt, &mut this.windows))
+        });
         self.read += 1;
         let (segments, notices) = segments?;
         self.give_notices(notices, on_event)?;
