@@ -12,6 +12,7 @@ from ray_common import until  # noqa: E402
 
 from cotensor import NotFoundError  # noqa: E402
 from cotensor.ray import named, transfer  # noqa: E402
+from cotensor.ray.handle import Spec  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.pulls import Pulls, whole  # noqa: E402
 
@@ -101,6 +102,34 @@ def test_what_this_node_publishes_during_a_copy_is_not_replaced(here, other, use
         other.began = lambda: publish(here.store, 4, is_group)
         here.update()
         assert (first(here.store), here.names()) == (4, [])
+    here.store.remove("x")
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_what_this_node_publishes_just_before_a_copy_is_not_replaced(here, other, user, is_group, monkeypatch):
+    builder = Spec.builder
+
+    class Late:
+        """A builder of a copy: another process publishes the name when all bytes are here and have been looked at."""
+
+        def __init__(self, builder):
+            self._builder = builder
+
+        def __getattr__(self, name):
+            if name in ("publish", "_publish_if"):
+                publish(here.store, 2, is_group)
+            return getattr(self._builder, name)
+
+    publish(other.store, 1, is_group)
+    here.bring("x")
+    with user.get("x"):
+        publish(other.store, 3, is_group)
+        monkeypatch.setattr(Spec, "builder", lambda *arguments, **options: Late(builder(*arguments, **options)))
+        here.update()
+        assert (first(here.store), here.pulls.count, here.names()) == (2, 1, []), "in place of a former copy"
+    here.store.remove("x")
+    here.bring("x")
+    assert (first(here.store), here.pulls.count, here.names()) == (2, 1, []), "under a free name"
     here.store.remove("x")
 
 

@@ -11,7 +11,7 @@
 //! 4. The last lease of a record that is not [retained](RecordParts::retained) calls [`LeaseBackend::release`], which
 //!    [closes](Record::close) the record and removes it.
 
-use crate::{Holder, Key, Lease, TensorSpec};
+use crate::{Expected, Holder, Key, Lease, TensorSpec};
 use cotensor_core::{Layout, Result, SegmentMut};
 use std::any::Any;
 
@@ -54,6 +54,8 @@ pub struct UnpublishedTensor {
     pub holder: Holder,
     /// Whether it stays unlisted after publishing.
     pub private: bool,
+    /// The newest version that its name must have when it is published; nothing for a private tensor.
+    pub expected: Expected,
     /// Data of the backend, such as the reservation of another process; `Box::new(())` for none.
     pub tag: Box<dyn Any + Send + Sync>,
 }

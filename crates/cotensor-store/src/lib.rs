@@ -35,8 +35,8 @@ pub use publish::{Reservation, Ticket};
 pub use reports::LISTED;
 pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};
 pub use types::{
-    BlobSource, BlobSpec, ChangePosition, Copies, CopyReason, DeviceStats, Diagnostics, EveryVersion, Holder,
+    BlobSource, BlobSpec, ChangePosition, Copies, CopyReason, DeviceStats, Diagnostics, EveryVersion, Expected, Holder,
     KeptTensors, Key, MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, METADATA_BYTES_MAX, Member, Members, NAME_BYTES_MAX,
-    NameChange, NameChanges, NameFilter, NamedVersion, OptimizeReport, RecentCopy, Recommendations, Refusal, Retention,
-    SharingConfig, Stats, TensorId, TensorInfo, TensorSpec, check_name,
+    NameChange, NameChanges, NameFilter, NamedVersion, OptimizeReport, Publication, RecentCopy, Recommendations,
+    Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo, TensorSpec, check_name,
 };

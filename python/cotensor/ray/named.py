@@ -8,7 +8,7 @@ import threading
 from typing import Callable, Dict, List, Optional, Sequence
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
-from ..errors import CotensorError, IoError, NotFoundError
+from ..errors import ConflictError, CotensorError, IoError, NotFoundError
 from .alone import Alone
 from .handle import OWN_PREFIX, Id, is_used, spec_of
 from .models import Copies, Described, sources
@@ -45,17 +45,19 @@ class _Replaced(Exception):
 
 
 class _Target(TensorTarget):
-    """Publishes a copy if ``is_expected`` then."""
+    """Publishes a copy in place of the version ``former`` of its name, or under a free name for ``None``."""
 
-    def __init__(self, builder: TensorBuilder, is_expected: Callable[[], bool]) -> None:
+    def __init__(self, builder: TensorBuilder, former: Optional[Id]) -> None:
         super().__init__(builder)
-        self._is_expected = is_expected
+        self._former = former
 
     def publish(self) -> Tensor:
         """See :class:`~cotensor.ray.pulls.Target`."""
-        if not self._is_expected():
-            raise _Replaced
-        return super().publish()
+        try:
+            # In one request: a process of this node may publish the name at any time.
+            return self._builder._publish_if(self._former)
+        except ConflictError as error:
+            raise _Replaced from error
 
 
 class Named:
@@ -202,7 +204,7 @@ class Named:
 
         def target() -> _Target:
             builder = source.spec.builder(self._store, source.name, keep=True)
-            return _Target(builder, lambda: self._current(source.name) == former)
+            return _Target(builder, former)
 
         try:
             with self._pulls.arriving(key) as arrival:

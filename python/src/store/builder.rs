@@ -19,7 +19,7 @@ use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::sync::lock;
 use cotensor_core::{Device, Layout};
 use cotensor_memory::{CudaMemory, ForeignMemfd};
-use cotensor_store::{CopyReason, Reservation};
+use cotensor_store::{CopyReason, Expected, Reservation, TensorId};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -160,6 +160,18 @@ impl TensorBuilder {
     /// `Conflict` unless the tensor is unpublished and this process's own.
     pub(super) fn take_reservation(&self, py: Python<'_>) -> PyResult<Reservation> {
         Ok(self.take(py, BuilderState::Failed)?.into_inner())
+    }
+
+    fn publish_by(
+        &self,
+        py: Python<'_>,
+        publish: impl FnOnce(Reservation) -> Result<Lease, Error> + Send,
+    ) -> PyResult<Tensor> {
+        let reservation = self.take_reservation(py)?;
+        let lease = py.detach(|| publish(reservation)).or_raise(py)?;
+        self.set_published(&lease).or_raise(py)?;
+        let store = self.store.as_ref().ok_or_else(|| self.conflict(py, BuilderState::Foreign.conflict()))?;
+        Ok(Tensor::new(lease, Arc::clone(store)))
     }
 
     /// Keeps the memory as long as the lease of the published tensor.
@@ -322,11 +334,14 @@ impl TensorBuilder {
 
     /// Makes the tensor immutable and visible under its name. Returns it, leased.
     fn publish(&self, py: Python<'_>) -> PyResult<Tensor> {
-        let reservation = self.take_reservation(py)?;
-        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
-        self.set_published(&lease).or_raise(py)?;
-        let store = self.store.as_ref().ok_or_else(|| self.conflict(py, BuilderState::Foreign.conflict()))?;
-        Ok(Tensor::new(lease, Arc::clone(store)))
+        self.publish_by(py, Reservation::publish)
+    }
+
+    /// Publishes the tensor if its name has the version ``id`` then, or none for ``None``. Raises ``ConflictError`` otherwise.
+    fn _publish_if(&self, py: Python<'_>, #[pyo3(from_py_with = args::id)] id: Option<(u64, u64)>) -> PyResult<Tensor> {
+        let version = |(name_id, version)| Expected::Version(TensorId { name_id, version });
+        let expected = id.map_or(Expected::Absent, version);
+        self.publish_by(py, |reservation| reservation.publish_expecting(expected))
     }
 
     /// Discards the tensor without publishing it.

@@ -2,7 +2,7 @@
 
 use super::broker::{DeviceShareParams, JoinDeviceParams};
 use super::reports::CopyParams;
-use super::tensor::{Descriptor, Id, Spec, TensorState};
+use super::tensor::{Descriptor, Expected, Id, Spec, TensorState};
 use cotensor_core::Device;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -132,6 +132,9 @@ message! {
         /// The claim of which it is a result.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
+        /// The newest version that the name must have, else the answer is the error `conflict`; any if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expected: Option<Expected>,
         /// Copies that the client has not reported yet, as in `store.record_copies`: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,
@@ -179,6 +182,9 @@ message! {
         /// The claim of which it is a result.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
+        /// The newest version that the name must have, else the answer is the error `conflict`; any if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expected: Option<Expected>,
         /// Copies that the client has not reported yet, as in `store.record_copies`: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,

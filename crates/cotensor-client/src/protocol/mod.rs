@@ -33,7 +33,7 @@ pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
 pub use reports::*;
 pub use service::*;
 pub use tensor::{
-    Descriptor, GroupMember, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState, check_metadata,
+    Descriptor, Expected, GroupMember, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState, check_metadata,
 };
 
 use cotensor_rpc::methods;

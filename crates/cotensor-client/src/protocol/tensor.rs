@@ -31,6 +31,38 @@ impl From<Id> for TensorId {
     }
 }
 
+/// The newest version that a name must have for a publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Expected {
+    /// None: the name is free.
+    Absent,
+    /// This one.
+    Version(Id),
+}
+
+impl Expected {
+    /// The field of a request.
+    #[must_use]
+    pub fn of(expected: cotensor_store::Expected) -> Option<Self> {
+        match expected {
+            cotensor_store::Expected::Any => None,
+            cotensor_store::Expected::Absent => Some(Self::Absent),
+            cotensor_store::Expected::Version(id) => Some(Self::Version(id.into())),
+        }
+    }
+
+    /// What the field of a request means.
+    #[must_use]
+    pub fn to_domain(field: Option<Self>) -> cotensor_store::Expected {
+        match field {
+            None => cotensor_store::Expected::Any,
+            Some(Self::Absent) => cotensor_store::Expected::Absent,
+            Some(Self::Version(id)) => cotensor_store::Expected::Version(id.into()),
+        }
+    }
+}
+
 /// The description of a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -15,7 +15,7 @@ use cotensor_store::backend::{
     Budget, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
 };
 use cotensor_store::{
-    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Expected, Holder, Key, Lease,
     MemoryControl, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, StoreReports, TensorId,
     TensorSpec, TensorStore, Ticket,
 };
@@ -217,7 +217,8 @@ impl ClientStore {
     ) -> Result<Reservation> {
         let charge = self.charge_private(&layout);
         let (holder, tag) = (holder.clone(), Box::new(()));
-        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: true, tag };
+        let expected = Expected::Any;
+        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: true, expected, tag };
         Ok(Reservation::new(tensor, self.backend()?))
     }
 

@@ -13,7 +13,7 @@ use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMu
 use cotensor_memory::Slab;
 use cotensor_memory::process::available_bytes;
 use cotensor_store::backend::{StoreBackend, UnpublishedTensor};
-use cotensor_store::{Holder, Key, Lease, TensorSpec};
+use cotensor_store::{Expected, Holder, Key, Lease, TensorSpec};
 use std::sync::{Arc, Weak};
 
 /// The next block of a series is made only if the system has this many times its length left.
@@ -50,6 +50,8 @@ pub(super) struct PublishTerms {
     pub(super) holder: String,
     /// The claim of which it is a result.
     pub(super) ticket: Option<u64>,
+    /// The newest version of the name before.
+    pub(super) expected: Option<p::Expected>,
     /// Copies to report.
     pub(super) copies: Vec<p::CopyParams>,
 }
@@ -140,22 +142,22 @@ impl Allocation {
         slabs: &Slabs,
         spec: &TensorSpec,
         segment: &Arc<dyn Segment>,
-        PublishTerms { holder, ticket, copies }: PublishTerms,
+        terms: PublishTerms,
     ) -> Result<Published> {
-        let described = Spec::from(spec);
         match self {
             Self::Own(reserved) => {
+                let PublishTerms { holder, ticket, expected, copies } = terms;
+                let described = Spec::from(spec);
                 let fd = descriptor_of(&**segment)?;
                 if reserved.generation != session.generation {
                     reserved.number = reserve(session, &p::ReserveParams { spec: described, holder })?;
                     reserved.generation = session.generation;
                 }
-                let params = p::PublishParams { reservation: reserved.number, ticket, copies };
+                let params = p::PublishParams { reservation: reserved.number, ticket, expected, copies };
                 reserved.published = true;
                 Ok(session.call::<p::Publish>(&params, vec![fd])?.0)
             }
             Self::Slab(own) => {
-                let terms = PublishTerms { holder, ticket, copies };
                 let params = announce(session, slabs, *own, spec, segment, terms)?;
                 let published = session.call_long::<p::PublishSlab>(&params, Vec::new());
                 published.map(|(published, _)| published).inspect_err(|_| withdraw(session, slabs, *own, &params))
@@ -179,13 +181,13 @@ fn announce(
     own: OwnSlab,
     spec: &TensorSpec,
     segment: &Arc<dyn Segment>,
-    PublishTerms { holder, ticket, copies }: PublishTerms,
+    PublishTerms { holder, ticket, expected, copies }: PublishTerms,
 ) -> Result<p::PublishSlabParams> {
     let freed = slabs.freed();
     let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, own, &**segment)?);
     // Before the call: the daemon may report at once that the range has no leases.
     freed.keep(own.number, offset, segment);
-    Ok(p::PublishSlabParams { slab, offset, spec: Spec::from(spec), holder, ticket, copies })
+    Ok(p::PublishSlabParams { slab, offset, spec: Spec::from(spec), holder, ticket, expected, copies })
 }
 
 /// Releases the range of a request that failed. Without an answer the tensor may be published: the next session reports that.
@@ -211,16 +213,17 @@ pub(super) struct FrozenTensor {
     holder: Holder,
     place: Allocation,
     key: Option<Key>,
+    expected: Expected,
 }
 
 impl FrozenTensor {
     /// # Errors
     /// `Invalid` for a tensor of another store, `Io` when the memory cannot be sealed.
     pub(super) fn new(tensor: UnpublishedTensor, key: Option<Key>) -> Result<Self> {
-        let UnpublishedTensor { spec, layout, segment, holder, tag, .. } = tensor;
+        let UnpublishedTensor { spec, layout, segment, holder, expected, tag, .. } = tensor;
         let segment = segment.freeze()?;
         let place = tag.downcast().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
-        Ok(Self { spec, layout, segment, holder, place: *place, key })
+        Ok(Self { spec, layout, segment, holder, place: *place, key, expected })
     }
 
     pub(super) fn publish(&mut self, to: &Publisher<'_>) -> Result<Lease> {
@@ -239,7 +242,8 @@ impl FrozenTensor {
     /// Each session has tickets of its own.
     fn terms(&self, to: &Publisher<'_>) -> Result<PublishTerms> {
         let ticket = to.daemon.tickets.number(self.key)?;
-        Ok(PublishTerms { holder: self.holder.name().to_owned(), ticket, copies: to.copies.take() })
+        let (holder, expected) = (self.holder.name().to_owned(), p::Expected::of(self.expected));
+        Ok(PublishTerms { holder, ticket, expected, copies: to.copies.take() })
     }
 
     fn enter(&self, to: &Publisher<'_>, session: &Session, published: &Published) -> Result<Lease> {

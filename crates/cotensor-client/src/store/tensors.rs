@@ -6,7 +6,7 @@ use super::publication::Allocation;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
 use cotensor_store::backend::UnpublishedTensor;
-use cotensor_store::{Holder, Lease, Reservation, TensorId, TensorSpec, TensorStore};
+use cotensor_store::{Expected, Holder, Lease, Reservation, TensorId, TensorSpec, TensorStore};
 use std::time::{Duration, Instant};
 
 /// How often idle blocks are looked for. With the time after which a block is idle, memory is given back within ten seconds.
@@ -37,7 +37,8 @@ impl ClientStore {
         let (allocation, segment) = self.allocate(&reserve_params(&spec, holder.name()), len, wanted)?;
         let charge = self.private.take_unchecked(0).into();
         let (holder, tag) = (holder.clone(), Box::new(allocation));
-        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
+        let expected = Expected::Any;
+        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, expected, tag };
         Ok(Reservation::new(tensor, self.backend()?))
     }
 

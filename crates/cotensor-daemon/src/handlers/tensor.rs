@@ -5,13 +5,13 @@ use crate::dispatch::{Answer, Caller, NOTHING, Reply};
 use crate::state::segment::{Part, SlabFile, SlabOwner, inode, own_segment};
 use crate::state::session::{Granted, Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
-    CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams, PublishSlabParams,
-    Published, ReleaseParams, RemoveParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,
-    SlabResult,
+    self as p, CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams,
+    PublishSlabParams, Published, ReleaseParams, RemoveParams, ReservationParams, ReserveParams, ReserveResult,
+    SegmentParams, SlabParams, SlabResult,
 };
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::{BLOCK_BYTES_MAX, BlockLimits};
-use cotensor_store::{Holder, Lease, TensorStore};
+use cotensor_store::{Holder, Lease, Publication, TensorStore};
 use std::sync::Arc;
 
 /// The most slabs of one session.
@@ -31,10 +31,15 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
     let layout = spec.layout()?;
     let segment = own_segment(fd, layout.size_bytes(), spec.device)?;
-    let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
+    let terms = terms_of(&caller, params.ticket, params.expected)?;
     count_copies(&caller.daemon, &params.copies)?;
-    let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
+    let lease = caller.daemon.store.adopt(spec, layout, segment, charge, terms, &holder)?;
     Ok(caller.grant_published(lease, &holder, Some(own))?.into())
+}
+
+fn terms_of(caller: &Caller, ticket: Option<u64>, expected: Option<p::Expected>) -> Result<Publication> {
+    let key = ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
+    Ok(Publication { key, expected: p::Expected::to_domain(expected) })
 }
 
 pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {
@@ -117,12 +122,12 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let share = slab.charge(&caller.daemon.store)?;
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
     let part = Part::new(slab, offset, layout.size_bytes())?;
-    let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
+    let terms = terms_of(&caller, params.ticket, params.expected)?;
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
     let charge = store.grant_in(&share.charge(), &spec)?;
     count_copies(&caller.daemon, &params.copies)?;
-    let lease = store.adopt(spec, layout, Arc::new(part), charge, key, &holder)?;
+    let lease = store.adopt(spec, layout, Arc::new(part), charge, terms, &holder)?;
     Ok(caller.grant_published(lease, &holder, own)?.into())
 }
 

@@ -32,8 +32,15 @@ fn block_is_free_after_the_last_of_its_tensors() {
     let publish = |name: &str| {
         let spec = p::Spec::from(&spec(name, MIB));
         let offset = written.fd_offset() as u64;
-        let params =
-            p::PublishSlabParams { slab, offset, spec, holder: String::new(), ticket: None, copies: Vec::new() };
+        let params = p::PublishSlabParams {
+            slab,
+            offset,
+            spec,
+            holder: String::new(),
+            ticket: None,
+            expected: None,
+            copies: Vec::new(),
+        };
         raw.call::<p::PublishSlab>(&params, Vec::new(), None).unwrap().0.id
     };
     let release = |id| {

@@ -126,7 +126,7 @@ fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::{LocalStore, Retention, TensorSpec, TensorStore};
+    use crate::{LocalStore, Publication, Retention, TensorSpec, TensorStore};
     use cotensor_core::DType;
 
     #[test]
@@ -140,7 +140,8 @@ mod tests {
             let spec = TensorSpec { retention, ..TensorSpec::new(name, DType::U8, &[4]) };
             let charge = store.grant_in(&segment, &spec).unwrap();
             let memory = Arc::clone(whole.record.segment());
-            let lease = store.adopt(spec, whole.layout().clone(), memory, charge, None, &holder).unwrap();
+            let lease =
+                store.adopt(spec, whole.layout().clone(), memory, charge, Publication::default(), &holder).unwrap();
             Arc::clone(&lease.record)
         };
         let mut pack: Vec<_> = ["a", "b", "c"].map(adopt).into();

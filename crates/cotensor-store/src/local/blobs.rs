@@ -4,7 +4,7 @@ use crate::blobs::{BlobPack, Missing, UploadPlan, blob_key, distinct, only, pack
 use crate::budget::TensorCharge;
 use crate::computations::Waiter;
 use crate::local::LocalStore;
-use crate::{BlobSource, BlobSpec, Claim, ComputationStore, CopyReason, Holder, Lease, StoreReports};
+use crate::{BlobSource, BlobSpec, Claim, ComputationStore, CopyReason, Holder, Lease, Publication, StoreReports};
 use cotensor_core::{BlobLocation, ContentHash, Device, Result, Segment, SegmentMut};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -82,8 +82,8 @@ impl Request<'_> {
         recompute: Duration,
     ) -> Result<()> {
         let (spec, layout) = each.tensor(&self.specs[each.index], &range, recompute)?;
-        let key = Some(each.ticket.key());
-        let lease = self.store.publish_named(spec, layout, segment, charge, key, self.holder)?;
+        let terms = Publication { key: Some(each.ticket.key()), ..Publication::default() };
+        let lease = self.store.publish_named(spec, layout, segment, charge, terms, self.holder)?;
         each.ticket.finish(std::slice::from_ref(&lease));
         self.held.insert(each.hash, lease);
         Ok(())

@@ -7,7 +7,7 @@ use crate::budget::SegmentCharge;
 use crate::computations::{Found, Waiter};
 use crate::local::LocalStore;
 use crate::spill::SpilledSet;
-use crate::{Claim, Holder, Key, Lease, SpilledTensorInfo, TensorId, TensorSpec, Ticket};
+use crate::{Claim, Holder, Key, Lease, Publication, SpilledTensorInfo, TensorId, TensorSpec, Ticket};
 use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,21 +86,22 @@ impl LocalStore {
     /// computation, which [`Ticket::finish`] ends.
     ///
     /// # Errors
-    /// `Invalid` when the layout reaches beyond the segment, or the segment is on another device than `spec` says.
+    /// `Invalid` when the layout reaches beyond the segment, or the segment is on another device than `spec` says;
+    /// `Conflict` when the name has another newest version than the expected one.
     pub fn adopt(
         &self,
         spec: TensorSpec,
         layout: Layout,
         segment: Arc<dyn Segment>,
         charge: TensorCharge,
-        key: Option<Key>,
+        terms: Publication,
         holder: &Holder,
     ) -> Result<Lease> {
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
         spec.check_device(&*segment)?;
-        self.publish_named(spec, layout, segment, charge, key, holder)
+        self.publish_named(spec, layout, segment, charge, terms, holder)
     }
 
     /// Claims a key. Where that waits, `waker` is woken for the next call, unless `waiter` is dropped before.

@@ -9,9 +9,9 @@ use crate::names::{NameEntry, Superseded, Unqueued};
 use crate::reports::{Figures, Freed};
 use crate::spill::Location;
 use crate::{
-    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
-    MemoryControl, OptimizeReport, Recommendations, Reservation, Retention, SharingConfig, Stats, StoreReports,
-    TensorId, TensorSpec, TensorStore,
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Expected, Holder, Key, Lease,
+    MemoryControl, OptimizeReport, Publication, Recommendations, Reservation, Retention, SharingConfig, Stats,
+    StoreReports, TensorId, TensorSpec, TensorStore,
 };
 use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut, size};
@@ -93,13 +93,16 @@ impl LocalStore {
     }
 
     /// Publishes a record under its name and leases it.
+    ///
+    /// # Errors
+    /// `Conflict` when the name has another newest version than the expected one.
     pub(crate) fn publish_named(
         &self,
         spec: TensorSpec,
         layout: Layout,
         segment: Arc<dyn Segment>,
         charge: TensorCharge,
-        key: Option<Key>,
+        Publication { key, expected }: Publication,
         holder: &Holder,
     ) -> Result<Lease> {
         let name = spec.name.clone();
@@ -107,7 +110,7 @@ impl LocalStore {
         let created = self.clock.now();
         let backend: Weak<dyn StoreBackend> = self.me.clone();
         let mut unqueued = Unqueued::default();
-        let (record, superseded) = self.names.publish(&name, |id| {
+        let (record, superseded) = self.names.publish(&name, expected, |id| {
             let retained = matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, retained, private: None, key, created };
             let record = Record::new(parts, backend);
@@ -116,7 +119,7 @@ impl LocalStore {
             self.notify(|observer| observer.on_publish(&record));
             unqueued = self.record_change(&name, Some(&record));
             record
-        });
+        })?;
         drop(unqueued);
         if let Some(superseded) = superseded {
             self.supersede(superseded);
@@ -151,16 +154,18 @@ impl LocalStore {
         let charge = charge.map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = memory(self.devices.memory(spec.device)?, layout.size_bytes())?;
         let (backend, holder, tag) = (self.backend()?, holder.clone(), Box::new(()));
-        Ok(Reservation::new(UnpublishedTensor { spec, layout, segment, charge, holder, private, tag }, backend))
+        let expected = Expected::Any;
+        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private, expected, tag };
+        Ok(Reservation::new(tensor, backend))
     }
 }
 
 impl StoreBackend for LocalStore {
     fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
-        let UnpublishedTensor { spec, layout, segment, charge, holder, private, .. } = draft;
+        let UnpublishedTensor { spec, layout, segment, charge, holder, private, expected, .. } = draft;
         let segment = segment.freeze()?;
         if !private {
-            return self.publish_named(spec, layout, segment, charge, key, &holder);
+            return self.publish_named(spec, layout, segment, charge, Publication { key, expected }, &holder);
         }
         let (id, created) = (self.names.private_id(), self.clock.now());
         let private = Some(holder.clone());

@@ -2,7 +2,7 @@
 
 use crate::leases::{Record, VersionState};
 use crate::spill::{Location, SpilledSet};
-use crate::{NameFilter, TensorId};
+use crate::{Expected, NameFilter, TensorId};
 use cotensor_core::sync;
 use cotensor_core::{Error, ErrorKind, Result};
 use hashbrown::HashTable;
@@ -197,13 +197,22 @@ impl Names {
     }
 
     /// Publishes the record that `make` returns as the next version of `name`. Returns the version that it supersedes.
+    ///
+    /// # Errors
+    /// `Conflict` when the name has another newest version than the expected one.
     pub(crate) fn publish(
         &self,
         name: &str,
+        expected: Expected,
         make: impl FnOnce(TensorId) -> Arc<Record>,
-    ) -> (Arc<Record>, Option<Superseded>) {
+    ) -> Result<(Arc<Record>, Option<Superseded>)> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
+        let newest = || names.entries.find(hash, |entry| entry.is_named(name)).and_then(NameEntry::newest);
+        if !expected.allows(newest) {
+            let message = format!("{name:?} has another newest version than the expected one");
+            return Err(Error::new(ErrorKind::Conflict, message).in_field(name));
+        }
         let entry = self.entry(&mut names, hash, name, || self.new_name_id(index));
         entry.version += 1;
         let record = make(TensorId { name_id: entry.name_id, version: entry.version });
@@ -211,7 +220,7 @@ impl Names {
         let superseded = entry.current.replace(Arc::clone(&record));
         superseded.iter().for_each(|record| record.set_state(VersionState::Superseded));
         superseded.iter().for_each(|record| entry.old.push(Arc::clone(record)));
-        (record, superseded.map(Superseded::InMemory).or(spilled))
+        Ok((record, superseded.map(Superseded::InMemory).or(spilled)))
     }
 
     /// An id for an unlisted tensor.

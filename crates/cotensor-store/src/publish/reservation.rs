@@ -2,7 +2,7 @@
 
 use crate::backend::{StoreBackend, UnpublishedTensor};
 use crate::types::member_layout;
-use crate::{CopyReason, Lease, Members, Retention};
+use crate::{CopyReason, Expected, Lease, Members, Retention};
 use cotensor_core::{Device, Error, Layout, Result, SegmentMut};
 use std::any::Any;
 use std::fmt;
@@ -148,6 +148,17 @@ impl Reservation {
     /// `Io` when the memory cannot be sealed.
     pub fn publish(self) -> Result<Lease> {
         self.backend.publish(self.tensor, None)
+    }
+
+    /// As [`publish`](Self::publish), if the newest version of the name is the expected one then: no other publication comes in
+    /// between.
+    ///
+    /// # Errors
+    /// `Conflict` when the name has another newest version. A client of the daemon also returns it for a publication that has
+    /// succeeded, if the server has ended before its answer.
+    pub fn publish_expecting(mut self, expected: Expected) -> Result<Lease> {
+        self.tensor.expected = expected;
+        self.publish()
     }
 
     /// Whether `backend` publishes it.

@@ -12,11 +12,12 @@ type Check = fn(&dyn Fn(u64) -> OpenStore);
 /// # Panics
 /// When the store breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
-    let all: [(&str, Check); 29] = [
+    let all: [(&str, Check); 30] = [
         ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
         ("many tensors are published and leased together", tensors::many_tensors_are_published_and_leased_together),
         ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),
         ("unleased tensor is freed unless cached", tensors::unleased_tensor_is_freed_unless_cached),
+        ("publication can expect a version", tensors::publication_can_expect_a_version),
         ("removed name keeps its leases", tensors::removed_name_keeps_its_leases),
         ("views and clones keep the tensor", tensors::views_and_clones_keep_the_tensor),
         ("private tensor is unlisted", tensors::private_tensor_is_unlisted),

@@ -1,7 +1,7 @@
 //! Names, versions and leases.
 
 use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, put, spec};
-use crate::{CopyReason, Lease, Reservation, TensorId, TensorSpec};
+use crate::{CopyReason, Expected, Lease, Reservation, Store, TensorId, TensorSpec};
 use cotensor_core::testing::until;
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice, Space};
 
@@ -38,6 +38,39 @@ pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStor
         assert!(found.bytes() == Some(&content));
     }
     drop((one, other));
+    ends_empty(&*watcher);
+}
+
+pub(super) fn publication_can_expect_a_version(make: &dyn Fn(u64) -> OpenStore) {
+    let open = make(u64::MAX);
+    let watcher = open();
+    for bytes in [10, LARGE] {
+        let (one, other) = (open(), open());
+        let publish = |store: &dyn Store, expected| {
+            let reservation = store.reserve(cached("x", bytes, 1), &store.holder("writer")).expect("reserve");
+            reservation.publish_expecting(expected).map_err(|error| error.kind())
+        };
+        // Of several publications that expect a free name, one succeeds.
+        let made: Vec<Lease> = std::thread::scope(|scope| {
+            let start = || scope.spawn(|| publish(&*one, Expected::Absent));
+            let threads: Vec<_> = (0..4).map(|_| start()).collect();
+            threads.into_iter().filter_map(|thread| thread.join().expect("a thread").ok()).collect()
+        });
+        let [first] = &made[..] else { panic!("{} publications of a free name", made.len()) };
+        let second = put(&*other, cached("x", bytes, 1), 2);
+        for expected in [Expected::Absent, Expected::Version(first.id())] {
+            assert_eq!(publish(&*one, expected).err(), Some(ErrorKind::Conflict), "{expected:?}");
+        }
+        let found = one.get("x", &one.holder("reader")).expect("get");
+        assert!(found.id() == second.id() && all_are(&found, 2));
+        let third = publish(&*one, Expected::Version(second.id())).expect("the expected version");
+        assert!(third.id().version > second.id().version);
+        other.remove("x").expect("remove");
+        let gone = publish(&*one, Expected::Version(third.id())).err();
+        assert_eq!(gone, Some(ErrorKind::Conflict), "no version is not the expected one");
+        drop(publish(&*one, Expected::Absent).expect("a free name"));
+        other.remove("x").expect("remove");
+    }
     ends_empty(&*watcher);
 }
 

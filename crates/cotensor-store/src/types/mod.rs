@@ -8,6 +8,7 @@ mod holder;
 mod limits;
 mod members;
 mod names;
+mod publication;
 mod report;
 mod tensor;
 
@@ -21,6 +22,7 @@ pub use limits::{METADATA_BYTES_MAX, NAME_BYTES_MAX, check_name};
 pub(crate) use members::member_layout;
 pub use members::{MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, Member, Members};
 pub use names::{ChangePosition, EveryVersion, NameChange, NameChanges, NameFilter, NamedVersion};
+pub use publication::{Expected, Publication};
 pub use report::{
     Copies, DeviceStats, Diagnostics, KeptTensors, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo,
 };

@@ -99,6 +99,7 @@ impl Client {
             layout,
             holder: holder.clone(),
             private,
+            expected: Expected::Any,
             tag: Box::new(there),
         };
         Ok(Reservation::new(draft, self.me.upgrade().unwrap()))
@@ -109,7 +110,7 @@ impl StoreBackend for Client {
     fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
         let mut there = *draft.tag.downcast::<Reservation>().unwrap();
         there.write(draft.segment.bytes().unwrap(), CopyReason::Put)?;
-        self.open(there.publish()?, &draft.holder, key)
+        self.open(there.publish_expecting(draft.expected)?, &draft.holder, key)
     }
 
     fn finish_computation(&self, _: Key, _: &[&Lease]) {}

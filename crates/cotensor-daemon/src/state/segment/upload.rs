@@ -6,7 +6,7 @@ use crate::descriptors::room_for;
 use cotensor_core::{Error, Layout, Result};
 use cotensor_memory::process::{check_memory, create_segment_memfd};
 use cotensor_store::backend::Charge;
-use cotensor_store::{CopyReason, Holder, Lease, LocalStore, StoreReports, TensorSpec};
+use cotensor_store::{CopyReason, Holder, Lease, LocalStore, Publication, StoreReports, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -81,7 +81,7 @@ impl Upload {
         let (segment, charge) = self.seal()?;
         store.record_copy(&spec.name, CopyReason::Network, layout.size_bytes());
         let charge = store.grant_in(&charge, &spec)?;
-        store.adopt(spec, layout, Arc::new(segment), charge, None, holder)
+        store.adopt(spec, layout, Arc::new(segment), charge, Publication::default(), holder)
     }
 
     /// Seals the memory. Returns it with its charge.

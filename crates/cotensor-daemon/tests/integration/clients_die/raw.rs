@@ -165,8 +165,10 @@ fn frame<M: Method>(params: &M::Params, fds: Vec<OwnedFd>) -> Frame {
 fn publishing(socket: &Path, send: impl FnOnce(&Raw, &Frame)) -> Raw {
     let mut raw = Raw::after_hello(socket);
     let reservation = raw.call::<p::Reserve>(&reserve(), Vec::new()).reservation;
-    let frame =
-        frame::<p::Publish>(&p::PublishParams { reservation, ticket: None, copies: Vec::new() }, vec![sealed()]);
+    let frame = frame::<p::Publish>(
+        &p::PublishParams { reservation, ticket: None, expected: None, copies: Vec::new() },
+        vec![sealed()],
+    );
     send(&raw, &frame);
     raw
 }

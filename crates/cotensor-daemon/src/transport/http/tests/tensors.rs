@@ -3,7 +3,7 @@
 use super::Running;
 use cotensor_core::{Layout, Memory};
 use cotensor_memory::testing::SharedFakeDevice;
-use cotensor_store::{StoreReports, TensorStore};
+use cotensor_store::{Publication, StoreReports, TensorStore};
 use serde_json::json;
 use std::os::fd::AsFd;
 
@@ -133,7 +133,7 @@ fn tensors_on_a_device_do_not_travel_over_http() {
     let segment = crate::state::segment::own_segment(fd, 4, device).unwrap();
     let layout = Layout::contiguous(spec.dtype, &spec.shape).unwrap();
     let charge = store.grant(&spec).unwrap();
-    let lease = store.adopt(spec, layout, segment, charge, None, &store.holder("test")).unwrap();
+    let lease = store.adopt(spec, layout, segment, charge, Publication::default(), &store.holder("test")).unwrap();
     let got = running.get("/tensors/on%20the%20device");
     let error = &got.json()["error"];
     assert_eq!((&error["data"]["kind"], &error["data"]["field"]), (&json!("unsupported"), &json!("on the device")));
