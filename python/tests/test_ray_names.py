@@ -43,9 +43,9 @@ def other(monkeypatch):
     server = transfer.Server("127.0.0.1", other.find)
     monkeypatch.setattr(transfer, "SILENCE_TIMEOUT", 60)
     answers = {
-        "describe": lambda name: named.described("other", other.store.get(name), False) if name in other.store.names() else None,
+        "describe": lambda name: named.described("other", other.store.get(name)) if name in other.store.names() else None,
         "lend": lambda id_, name: Token(),
-        "newest_of": lambda names: {name: other.store.get(name).id for name in names},
+        "newest_of": lambda names: {name: ("other", other.store.get(name).id) for name in names},
     }
     monkeypatch.setattr(named, "others", lambda own: ["other"])
     monkeypatch.setattr(named, "with_agents", list)
@@ -145,6 +145,26 @@ def test_newer_versions_come_for_users_only(here, other, user):
     publish(other.store, 3, False)
     here.update()
     assert (here.store.names(), here.pulls.count, here.names()) == ([], 2, [])
+
+
+def test_a_copy_of_an_older_version_is_not_read_when_the_publisher_fails_or_has_ended(here, other, monkeypatch):
+    publish(other.store, 2, False)
+    new = named.described("other", other.store.get("x"), ("publisher", (3, 2)))
+    old, publisher = new._replace(node="old", origin=("publisher", (3, 1))), new._replace(node="publisher", id=(3, 2))
+    lent = []
+
+    def answer_of(node, method, *arguments):
+        lent.append(node)
+        return Token() if node == "other" else None
+
+    monkeypatch.setattr(named, "answer_of", answer_of)
+    for found in ([old, publisher, new], [old, new]):
+        monkeypatch.setattr(named, "answers", lambda *_, nodes, found=found: [(each.node, each) for each in found])
+        here.bring("x")
+        assert first(here.store) == 2
+        assert here.newest(["x"]) == {"x": ("publisher", (3, 2))}, "newer versions are asked for at the publisher"
+        here.store.remove("x")
+    assert lent == ["publisher", "other", "other"]
 
 
 def test_an_agent_that_is_started_again_knows_its_copies(here, other):

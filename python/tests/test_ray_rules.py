@@ -93,18 +93,32 @@ def test_values_travel_as_handles_arrays_and_numbers():
             values.sent([wrong], lambda _: handle)
 
 
-def of(node, fingerprint, is_copy=False):
-    return Described(node, "m", (1, 1), Spec((1,), "uint8", "weight"), fingerprint, is_copy)
+def of(node, fingerprint="1", id_=(1, 1), origin=None):
+    spec = Spec((1,), "uint8", "weight")
+    return Described(node, "m", id_, spec, fingerprint, origin or (node, id_))
 
 
 def test_a_name_has_one_fingerprint_on_all_nodes():
-    first, second, copy, old = of("a", "1"), of("b", "1"), of("c", "1", True), of("d", "0", True)
+    first, second, copy = of("a"), of("b"), of("c", origin=("a", (1, 1)))
+    assert copy.is_copy and not first.is_copy
     assert sources("m", [first]) == [first]
     assert sources("m", [copy, first, second]) == [first, second, copy]
-    assert sources("m", [old, first]) == [first], "a copy of an older version"
-    assert sources("m", [old, copy]) == [old], "its origin has ended"
     with pytest.raises(ConflictError, match="m: node a and node e have published different tensors"):
         sources("m", [first, of("e", "2"), copy])
+    with pytest.raises(ConflictError, match="m: node c and node f have different tensors"):
+        sources("m", [copy, of("f", "2", origin=("e", (1, 1)))])
+
+
+def test_copies_of_older_versions_are_no_sources():
+    """Fingerprints do not contain values: two versions can have one."""
+    publisher, new, old = of("a", id_=(3, 2)), of("c", origin=("a", (3, 2))), of("d", origin=("a", (3, 1)))
+    for found in ([old, publisher, new], [new, old, publisher]):
+        assert sources("m", found) == [publisher, new]
+    assert sources("m", [old, publisher]) == [publisher]
+    for found in ([old, new], [new, old]):
+        assert sources("m", found) == [new], "the publisher has ended"
+    other = of("f", origin=("e", (9, 1)))
+    assert sources("m", [old, other, new]) == [other, new], "an equal tensor of another publisher"
 
 
 def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
@@ -113,22 +127,22 @@ def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
     options = {"metadata": {"a": 1, "b": {"c": 2, "d": 3}}, "producer": "p"}
     other = {"metadata": {"b": {"d": 3, "c": 2}, "a": 1}, "producer": "q"}
     tensors = [store.put("x", np.ones(4), **one) for store, one in zip(stores, (options, other))]
-    same = [described(f"{number}", tensor, False) for number, tensor in enumerate(tensors)]
+    same = [described(f"{number}", tensor) for number, tensor in enumerate(tensors)]
     spec = same[0].spec
     assert same[0].fingerprint == same[1].fingerprint and (spec.metadata, spec.producer) == (options["metadata"], "p")
     put = stores[0].put
     different = [put("x", np.ones(4)), put("x", np.ones(5), **options), put("y", np.ones(4), **options), stores[1].get("x")]
-    assert len({described("0", tensor, False).fingerprint for tensor in different}) == 4
+    assert len({described("0", tensor).fingerprint for tensor in different}) == 4
 
 
 def test_copies_are_known_while_they_are_the_newest_versions():
     copies = Copies()
     copies.add("m", (5, 1), "node", (3, 2))
     copies.add("n", (6, 1), "node", (4, 1))
-    assert copies.is_copy("m", (5, 1)) and not copies.is_copy("k", (5, 1))
+    assert copies.origin("m", (5, 1)) == ("node", (3, 2)) and copies.origin("k", (5, 1)) is None
     assert copies.by_node() == {"node": {"m": (3, 2), "n": (4, 1)}}
-    assert not copies.is_copy("m", (5, 2)), "this node has published it"
-    assert not copies.is_copy("n", None), "it was freed"
+    assert copies.origin("m", (5, 2)) is None, "this node has published it"
+    assert copies.origin("n", None) is None, "it was freed"
     assert copies.names() == [] and copies.by_node() == {}
 
 

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, cast
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -207,8 +207,8 @@ class Agent:
         """The tensor of a name on this node."""
         return self._named.describe(name)
 
-    def newest_of(self, names: List[str]) -> Dict[str, Id]:
-        """The newest versions of names on this node."""
+    def newest_of(self, names: List[str]) -> Dict[str, Tuple[str, Id]]:
+        """The publishers and versions of names on this node."""
         return self._named.newest(names)
 
     def lend(self, id_: Id, name: str) -> Any:

@@ -57,6 +57,11 @@ class Folder(NamedTuple):
     is_copy: bool
 
     @property
+    def origin(self) -> Tuple[str, int]:
+        """Folders of equal content are one model, also if the node of the first one has ended."""
+        return self.fingerprint, 0
+
+    @property
     def nbytes(self) -> int:
         """The bytes of its files."""
         return sum(file.nbytes for file in self.files)

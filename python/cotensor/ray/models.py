@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, TypeVar
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tuple, TypeVar
 
 from ..errors import ConflictError
 from .handle import Id, Spec
@@ -18,11 +18,15 @@ class Offer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal contents."""
+        """Equal for equal models."""
 
     @property
     def is_copy(self) -> bool:
         """Whether an agent has copied it from another node."""
+
+    @property
+    def origin(self) -> Tuple[str, Any]:
+        """The publisher and the version there: equal for equal bytes, and larger for newer versions of a publisher."""
 
 
 class Described(NamedTuple):
@@ -34,29 +38,38 @@ class Described(NamedTuple):
     spec: Spec
     #: Of name and spec, but the producer, and of a model's manifest, which has its origin. Equal for equal models of nodes.
     fingerprint: str
-    #: See :class:`Offer`.
-    is_copy: bool
+    #: The node that has published it, and its id there. That of a copy is the one of what was copied.
+    origin: Tuple[str, Id]
+
+    @property
+    def is_copy(self) -> bool:
+        """See :class:`Offer`."""
+        return self.origin != (self.node, self.id)
 
 
 _O = TypeVar("_O", bound=Offer)
 
 
 def sources(name: str, found: List[_O], what: str = "tensors") -> List[_O]:
-    """Those from which a copy can come, in this order. Copies count only if no other node has the name.
+    """Those from which a copy can come, in this order: what nodes have published, and copies of just that. If no publisher is
+    among them, the copies of the newest version of each.
 
-    Raises :class:`ConflictError` if two nodes have different ``what`` of their own under one name.
+    Raises :class:`ConflictError` if two nodes have published different ``what`` under one name.
     """
     published = [each for each in found if not each.is_copy]
-    for other in published[1:]:
-        if other.fingerprint != published[0].fingerprint:
+    newest: Dict[str, Any] = {}
+    for publisher, version in (each.origin for each in published or found):
+        newest[publisher] = max(version, newest.get(publisher, version))
+    current = [each for each in found if each.origin in newest.items()]
+    first, *others = published or current
+    for other in others:
+        if other.fingerprint != first.fingerprint:
             raise ConflictError(
-                f"{name}: node {published[0].node} and node {other.node} have published different {what} under this name: "
-                "remove one, or use another name",
+                f"{name}: node {first.node} and node {other.node} have {'published ' if published else ''}different {what} "
+                "under this name: remove one, or use another name",
                 field=name,
             )
-    if not published:
-        return found[:1] + [each for each in found[1:] if each.fingerprint == found[0].fingerprint]
-    return published + [each for each in found if each.is_copy and each.fingerprint == published[0].fingerprint]
+    return published + [each for each in current if each.is_copy]
 
 
 class _Copy(NamedTuple):
@@ -86,20 +99,22 @@ class Copies:
             return sorted(self._copies.items())
 
     def add(self, name: str, id_: Id, node: str, source: Id) -> None:
-        """A copy of version ``source`` of a node has arrived, as version ``id_``."""
+        """A copy of version ``source`` of a publisher has arrived, as version ``id_``."""
         with self._lock:
             self._copies[name] = _Copy(id_, node, source)
 
-    def is_copy(self, name: str, id_: Optional[Id]) -> bool:
-        """Whether this version of a name is a copy. For another one, or for ``None``, the copy is not known any more."""
+    def origin(self, name: str, id_: Optional[Id]) -> Optional[Tuple[str, Id]]:
+        """The node and the version there of which this version of a name is a copy. For another one, or for ``None``, the copy
+        is not known any more."""
         with self._lock:
             known = self._copies.get(name)
             if known is not None and known.id != id_:
                 del self._copies[name]
-            return known is not None and known.id == id_
+                return None
+            return None if known is None else (known.node, known.source)
 
     def by_node(self) -> Dict[str, Dict[str, Id]]:
-        """The versions that were copied, by node and name."""
+        """The versions that were copied, by their publishers and names."""
         found: Dict[str, Dict[str, Id]] = {}
         with self._lock:
             for name, copy in self._copies.items():

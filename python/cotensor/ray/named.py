@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
 from ..errors import ConflictError, CotensorError, IoError, NotFoundError
@@ -19,8 +19,8 @@ from .pulls import Pulls, TensorTarget
 _LIST = f"{OWN_PREFIX}copies"
 
 
-def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
-    """What another node needs for a copy."""
+def described(node: str, tensor: Tensor, origin: Optional[Tuple[str, Id]] = None) -> Described:
+    """What another node needs for a copy. ``origin`` is that of a tensor that is a copy itself."""
     spec = spec_of(tensor)
     # In one order of keys.
     metadata = json.dumps(spec.metadata or {}, sort_keys=True)
@@ -30,7 +30,7 @@ def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
         data = read_manifest(tensor)[4]
         parts.append(tensor.view(0, "uint8", (data,)).tobytes().hex())
     fingerprint = content_hash("cotensor.ray: name", *parts)
-    return Described(node, tensor.name, tensor.id, spec, fingerprint, is_copy)
+    return Described(node, tensor.name, tensor.id, spec, fingerprint, origin or (node, tensor.id))
 
 
 def _read_list(store: Store) -> Copies:
@@ -84,16 +84,17 @@ class Named:
         """The tensor of a name on this node."""
         try:
             with self._store.get(name) as tensor:
-                return described(self._node, tensor, self._copies.is_copy(name, tensor.id))
+                return described(self._node, tensor, self._copies.origin(name, tensor.id))
         except CotensorError:
             return None
 
-    def newest(self, names: List[str]) -> Dict[str, Id]:
-        """The newest versions of those of the names that this node has."""
+    def newest(self, names: List[str]) -> Dict[str, Tuple[str, Id]]:
+        """The publishers and versions of those of the names that this node has."""
         found = {}
         for name in names:
-            with contextlib.suppress(CotensorError), self._store.get(name) as tensor:
-                found[name] = tensor.id
+            id_ = self._current(name)
+            if id_ is not None:
+                found[name] = self._copies.origin(name, id_) or (self._node, id_)
         return found
 
     def bring(self, name: str) -> None:
@@ -111,7 +112,7 @@ class Named:
         for node, copied in self._copies.by_node().items():
             newest = answer_of(node, "newest_of", sorted(copied)) or {}
             for name, source in copied.items():
-                if name in newest and tuple(newest[name]) != source:
+                if name in newest and newest[name] != (node, source):
                     # One that does not come keeps no other name from its newer version.
                     with contextlib.suppress(CotensorError):
                         self._update(name, node)
@@ -139,7 +140,7 @@ class Named:
             try:
                 with self._store.get(name) as tensor:
                     former = tensor.id
-                    if not self._copies.is_copy(name, former):
+                    if self._copies.origin(name, former) is None:
                         return
                     has_users = is_used(self._store, tensor)
             except NotFoundError:
@@ -154,9 +155,11 @@ class Named:
 
     def _current(self, name: str) -> Optional[Id]:
         """The version of a name on this node."""
-        found = self.newest([name]).get(name)
+        found = None
+        with contextlib.suppress(CotensorError), self._store.get(name) as tensor:
+            found = tensor.id
         # Forgets a copy that was freed or replaced.
-        self._copies.is_copy(name, found)
+        self._copies.origin(name, found)
         return found
 
     def _sources(self, name: str) -> List[Described]:
@@ -185,7 +188,8 @@ class Named:
             if tensor is None:
                 return
             with tensor:
-                self._copies.add(name, tensor.id, source.node, source.id)
+                # Its publisher, also if another copy was read: newer versions come from there.
+                self._copies.add(name, tensor.id, *source.origin)
             self._write_list()
             return
         assert error is not None
