@@ -227,6 +227,13 @@ def test_groups_keep_their_members_and_what_belongs_to_them(near, far):
     fresh = [ray.put(one) for one in (cotensor.ray.store().get("group")["scales"], cotensor.ray.store().get("group"))]
     assert ray.get(far.total.remote(fresh[0])) == 30.0
     assert ray.get(far.belongings.remote(fresh[1])) == expected
+    for made_of in (np.ones((4, 5), "f8"), members):
+        # A store inside of this process.
+        put = cotensor.Store().put if made_of is not members else cotensor.Store().put_group
+        elsewhere = put("elsewhere", made_of, **options)
+        found = expected if made_of is members else (*expected[:3], {})
+        assert [ray.get(one.belongings.remote(elsewhere)) for one in (near, far)] == [found] * 2
+    assert ray.get(far.total.remote(elsewhere["scales"])) == 30.0
     del made, fresh
     cotensor.ray.store().remove("group")
     nothing_is_kept()

@@ -256,7 +256,7 @@ def test_an_agent_reports_that_a_function_has_run(daemon):
     class Without:
         """A store whose daemon ends while the function runs."""
 
-        def put(self, *_, **__):
+        def empty(self, *_, **__):
             raise lost
 
     with daemon.connect() as store, SharedTensorProvider(store=store) as provider:

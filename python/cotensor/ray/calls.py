@@ -14,7 +14,7 @@ from ..errors import CancelledError, CotensorError, IoError, UnsupportedError
 from ..functions.retries import not_called
 from . import values
 from .functions import PULSE_INTERVAL, Calls, is_found_elsewhere
-from .handle import Handle, own_name, reduced, spec_of
+from .handle import Handle, copied, reduced, spec_of
 
 #: Calls that run at a time on a node for other nodes.
 CALLS_MAX = 64
@@ -104,7 +104,7 @@ class Callee:
             _, _, id_, view = reduced(tensor)
         except UnsupportedError:
             # In the memory of a call.
-            tensor = self._store.put(own_name(), value, keep=False)
+            tensor = copied(self._store, value)
             id_ = tensor.id
         with self._store.lease(id_) as whole:
             return Handle(self._node, whole.name, id_, spec_of(whole), view, "tensor", self._keep(whole))

@@ -53,6 +53,13 @@ def spec_of(tensor: Tensor) -> Spec:
     return Spec(tensor.shape, str(tensor.dtype), tensor.kind, tensor.producer, tensor.metadata or None, members)
 
 
+def copied(store: Store, tensor: Tensor) -> Tensor:
+    """A copy in ``store`` of a tensor of another one, with all that belongs to it. It ends with its last lease."""
+    builder = spec_of(tensor).builder(store, own_name(), keep=False)
+    builder.write(tensor)
+    return builder.publish()
+
+
 class Handle(NamedTuple):
     """A tensor in an object of Ray. As long as Ray counts a reference to ``token``, the agent of ``node`` keeps the tensor."""
 

@@ -16,7 +16,7 @@ from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
 from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of, ask
 from .folders import use
-from .handle import Form, Handle, Id, Spec, leased, own_name, reduced, spec_of
+from .handle import Form, Handle, Id, Spec, copied, leased, own_name, reduced, spec_of
 from .peers import NAMESPACE
 from .pulls import TensorTarget, received, sources_of
 from .submissions import keep_while_submitted
@@ -76,14 +76,15 @@ class Process:
             return self.handle_of(tensor, form)
 
     def handle_of(self, tensor: Tensor, form: Form = "tensor") -> Handle:
-        """A handle of a tensor. One of another store is published here first."""
+        """A handle of a tensor. One of another store is copied to this one first."""
         try:
             socket, name, id_, view = reduced(tensor)
         except UnsupportedError:
             # Of a store inside of this process.
-            return self.publish(tensor, form)
+            socket = ""
         if socket != str(self.store.socket):
-            return self.publish(tensor, form)
+            with copied(self.store, tensor) as copy:
+                return self.handle_of(copy, form)
         token = self._keep(id_, name)
         keep_while_submitted(token)
         return Handle(self.node, name, id_, spec_of(tensor) if view is None else self._spec_of_whole(id_), view, form, token)
