@@ -17,6 +17,7 @@ import cotensor  # noqa: E402
 import cotensor.ray  # noqa: E402
 from cotensor.ray.agent import running_agent  # noqa: E402
 from cotensor.ray.daemon import socket_of  # noqa: E402
+from cotensor.ray.handle import COPY_PREFIX  # noqa: E402
 
 NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
 COUNT = 1 << 18
@@ -430,6 +431,29 @@ def test_nodes_without_room_get_and_send_values(cluster):
 @ray.remote(num_cpus=0.1)
 def same(value):
     return value
+
+
+def test_copies_of_a_node_that_was_killed_serve_others_until_memory_is_needed(cluster, near, far):
+    late = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"late": 1})
+    producer = Worker.options(resources={"late": 0.1}).remote()
+    node = ray.get(producer.node.remote())
+    made, never = producer.make.remote(7.0), producer.make.remote(8.0)
+    # The array is dropped; the node's agent has the copy.
+    assert ray.get(far.total.remote(made)) == 7.0 * COUNT
+    ray.wait([never])
+    cluster.remove_node(late, allow_graceful=False)
+    until("the node has ended", lambda: node not in [one["NodeID"] for one in ray.nodes() if one["Alive"]])
+    until("the copy has no lease", lambda: not any(counts("copies")))
+    with pytest.raises(Exception, match=f"of node {node}"):
+        ray.get(near.total.remote(never))
+    assert ray.get([one.total.remote(made) for one in (near, far, near)]) == [7.0 * COUNT] * 3
+    del made, never
+    until("the copies have no lease", lambda: not any(counts("copies")))
+    for one in cotensor.ray.status().values():
+        with cotensor.Store.connect(one["socket"], autostart=False) as store:
+            assert len(store.names(COPY_PREFIX)) == 1
+            store.optimize_memory_usage()
+            until("all memory is free", lambda: store.get_stats()["total_tensors"] == 0)
 
 
 def test_node_that_comes_later_is_served_and_its_daemon_ends_with_it(cluster, near):

@@ -50,6 +50,9 @@ class Node:
     def leave(self, node, token):
         self.left.append(token)
 
+    def orphan(self, key):
+        return None
+
     def lend(self, path, file):
         self.lent[bytes.fromhex(TOKEN)] = OpenFile(path, file)
 

@@ -52,6 +52,9 @@ class Node:
         self.left.append(token)
         self.nodes[node].trees.leave(bytes.fromhex(token), self.name)
 
+    def orphan(self, key):
+        return None
+
     def answer(self, method, argument):
         if method == "describe_model":
             return self.folders.describe(argument._replace(base=str(self.base)))

@@ -12,6 +12,7 @@ from cotensor.ray import pulls, transfer  # noqa: E402
 from cotensor.ray.arrival import Whole  # noqa: E402
 from cotensor.ray.handle import Spec, own_name, spec_of  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
+from cotensor.ray.orphans import Orphans  # noqa: E402
 from cotensor.ray.pulls import Pulls, TensorTarget, whole  # noqa: E402
 from cotensor.ray.trees import Trees  # noqa: E402
 
@@ -41,7 +42,7 @@ class Node:
 
     def __init__(self, name, store, origin):
         self.name, self.store, self.origin, self.holdings = name, store, origin, Holdings()
-        self.pulls = Pulls(self.holdings, self)
+        self.pulls, self.orphans, self.others = Pulls(self.holdings, self), Orphans(store, 2), []
         self.server = transfer.Server("127.0.0.1", self.pulls.find)
 
     def join(self, node, token, name):
@@ -52,9 +53,17 @@ class Node:
         self.origin.trees.leave(bytes.fromhex(token), self.name)
         self.origin.left.append(self.name)
 
-    def pull(self, token=TOKEN, count=SIZE):
+    def other(self, key, timeout):
+        """As an agent asks the others."""
+        found = [one for one in self.others if any(copy is not None for copy in (one.holdings.copy(key), one.orphan(key)))]
+        return found[0].server.address if found else None
+
+    def orphan(self, key):
+        return self.orphans.lease(key)
+
+    def pull(self, token=TOKEN, count=SIZE, keep=False):
         def target():
-            return TensorTarget(Spec((count,), "uint8").builder(self.store, own_name(), keep=False))
+            return TensorTarget(Spec((count,), "uint8").builder(self.store, own_name(), keep=keep))
 
         return self.pulls.pull(KEY, token, "weights", target)
 
@@ -166,6 +175,48 @@ def test_a_group_arrives_with_its_members_in_one_copy(daemon, origin):
         }
         node.holdings.end_copies(bytes.fromhex(TOKEN))
         node.server.close()
+
+
+def test_copies_of_a_node_that_has_ended_are_read_until_their_memory_is_needed(nodes, origin):
+    first, second, *_ = nodes
+    # Of other tests.
+    before = set(first.store.names())
+    first.pull(keep=True)
+    origin.server.close()
+
+    def ended(*_):
+        raise IoError("the node does not answer")
+
+    def orphan(node):
+        for key, copy in node.holdings.orphan("origin"):
+            node.orphans.add(key, copy)
+
+    for node in nodes:
+        node.join = ended
+    with pytest.raises(IoError, match="does not answer"):
+        second.pull(keep=True)
+    second.others = nodes
+    orphan(first)
+    assert first.holdings.wanted() == {} and len(set(first.store.names()) - before) == 1
+    assert bytes(second.pull(keep=True)) == DATA and first.server.sent_bytes == SIZE, "a copy without a lease serves"
+    assert bytes(first.pull()) == DATA and first.pulls.count == 1, "and is here again"
+    assert bytes(first.pull("bb" * 28)) == DATA and len(first.holdings.wanted()["origin"]) == 2
+    for node in (first, second):
+        orphan(node)
+    first.store.optimize_memory_usage()
+    assert not set(first.store.names()) - before and first.orphans.lease(KEY) is None, "their memory was needed"
+    with pytest.raises(IoError, match="does not answer"):
+        second.pull()
+
+
+def test_the_copies_of_nodes_that_have_ended_are_limited(nodes):
+    [node, *_] = nodes
+    for number in range(3):
+        node.orphans.add(("origin", (number, 1)), node.store.empty(f"{number}", (10,), "uint8").publish())
+    assert "0" not in node.store.names() and {"1", "2"} <= set(node.store.names())
+    assert node.orphans.lease(("origin", (0, 1))) is None and node.orphans.lease(("origin", (2, 1))).name == "2"
+    for name in "12":
+        node.store.remove(name)
 
 
 def test_errors_name_the_tensor_and_its_node_and_leave_nothing(nodes, origin):

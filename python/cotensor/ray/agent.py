@@ -7,25 +7,27 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .._native import Store, Tensor, __version__
-from ..errors import ConflictError, CotensorError, IoError, NoDaemonError, NotFoundError
+from ..errors import ConflictError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
 from .arrival import Readable
 from .calls import CALLS_MAX, Callee, Outcome
 from .files import OpenFile
 from .folders import remove_ended
-from .handle import Handle, Id, Spec, leased, own_name
+from .handle import COPY_PREFIX, Handle, Id, Spec, copy_name, leased
 from .holdings import Holdings
 from .model_folders import Answer, ModelFolders, Wanted
 from .models import Described
 from .named import Named
-from .peers import ANSWER_TIMEOUT, NAMESPACE, running_agent
+from .origins import OtherAgents
+from .orphans import Orphans, remove
+from .peers import ANSWER_TIMEOUT, NAMESPACE, others, running_agent
 from .pulls import Pulls, TensorTarget, whole
 from .transfer import Address, Server
 from .trees import Trees
@@ -95,18 +97,6 @@ def _is_running(node: str) -> bool:
     return bool(ray._private.state.actors(actor).get("State") == "ALIVE")
 
 
-def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> List[Address]:
-    """Where the tensor of another node's token is read. Its agent reports the token's end to the node ``asking``, and sends
-    other nodes to its ``address``, if it has one."""
-    try:
-        return cast(List[Address], ray.get(running_agent(node).serve.remote(token, asking, address), timeout=ANSWER_TIMEOUT))
-    except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-        raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, CotensorError) else None
-        raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
-
-
 def _repeat(look: Callable[[], None]) -> None:
     while True:
         time.sleep(_WATCH_INTERVAL)
@@ -123,10 +113,14 @@ class Agent:
         self._socket = daemon.socket_of(node)
         daemon.start(self._socket, int(own["Resources"].get("memory", 0) * MEMORY_SHARE))
         self._store = Store.connect(self._socket, client="ray agent", autostart=False)
-        self._holdings: Holdings[Any] = Holdings()
+        self._holdings: Holdings[Any] = Holdings(self._free)
+        self._orphans = Orphans(self._store)
+        for name in self._store.names(COPY_PREFIX):
+            # Of a former life: the tokens for which it has kept them are not known any more.
+            self._store.remove(name, missing_ok=True)
         #: The nodes that have copies, by the ids of tensors and files. The next life of this agent knows none of them.
         self._trees: Trees[Any, Address] = Trees()
-        self._pulls = Pulls(self._holdings, self)
+        self._pulls = Pulls(self._holdings, OtherAgents(node, lambda: self._server.address, self._orphans))
         self._server = Server(own["NodeManagerAddress"], self._find)
         #: Tokens that have ended. The callback runs in a thread of Ray, which must not wait.
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
@@ -183,6 +177,16 @@ class Agent:
                 # Meanwhile, perhaps before the node joined.
                 self._trees.end(key)
         return addresses
+
+    def copy_at(self, node: str, id_: Id) -> Optional[Address]:
+        """Where another node reads the copy that this one has of a tensor, if it has one."""
+        key = (node, (id_[0], id_[1]))
+        if self._holdings.copy(key) is None:
+            orphan = self._orphans.lease(key)
+            if orphan is None:
+                return None
+            orphan.release()
+        return self._server.address
 
     def unserve(self, token: str, node: str) -> None:
         """The node has no copy, and no other one is sent there."""
@@ -247,14 +251,9 @@ class Agent:
         """Whether other nodes find a function here."""
         return self._callee.offers(name)
 
-    def join(self, node: str, token: str, name: str) -> List[Address]:
-        """See :class:`pulls.Origins`."""
-        return ask(node, token, self._node, name, self._server.address)
-
-    def leave(self, node: str, token: str) -> None:
-        """See :class:`pulls.Origins`."""
-        with contextlib.suppress(Exception):
-            running_agent(node).unserve.remote(token, self._node)
+    def _free(self, copy: Tensor) -> None:
+        remove(self._store, copy.name, copy.id)
+        copy.release()
 
     def _opened(self, handle: Handle) -> Tensor:
         """The tensor of a handle that another node has sent."""
@@ -303,17 +302,24 @@ class Agent:
             os._exit(1)
 
     def _watch_nodes(self) -> None:
-        """Sends no node to ones that have ended. Ends copies of nodes that have ended, or have another agent now: it has
-        other tokens."""
+        """Sends no node to ones that have ended. Ends copies of nodes that have another agent now: it has other tokens. Copies of
+        nodes that have ended stay until their memory is needed."""
         wanted = self._holdings.wanted()
         if not wanted and not self._trees.nodes():
             return
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         self._trees.retain(alive)
         for node, tokens in wanted.items():
+            if node not in alive:
+                for key, copy in self._holdings.orphan(node):
+                    self._orphans.add(key, copy)
+                continue
             try:
-                ended = ray.get(running_agent(node).ended.remote(tokens), timeout=ANSWER_TIMEOUT) if node in alive else tokens
+                ended = ray.get(running_agent(node).ended.remote(tokens), timeout=ANSWER_TIMEOUT)
             except ValueError:
+                if node not in others(self._node):
+                    # It has ended just now.
+                    continue
                 ended = tokens
             except ray.exceptions.RayError:
                 continue
@@ -327,7 +333,7 @@ class Agent:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""
 
         def target() -> TensorTarget:
-            return TensorTarget(Spec.of(spec).builder(self._store, own_name(), keep=False))
+            return TensorTarget(Spec.of(spec).builder(self._store, copy_name(), keep=True))
 
         copy = self._pulls.pull((node, (id_[0], id_[1])), token, name, target)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, Generic, Iterable, List, Optional, Protocol, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Generic, Iterable, List, Optional, Protocol, Set, Tuple, TypeVar
 
 from ..errors import NotFoundError
 
@@ -29,10 +29,11 @@ class Holdings(Generic[_L]):
     """Leases by tokens: a token is a reference that Ray counts, and a handle contains it.
 
     A node's own tensor has one lease for each token. A copy of another node's tensor is kept for all tokens with which it was
-    asked for, until the other node reports the end of each.
+    asked for, until the other node reports the end of each. Then ``free`` frees it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, free: Callable[[_L], None] = lambda copy: copy.release()) -> None:
+        self._free = free
         self._lock = threading.Lock()
         #: Tokens that have not ended.
         self._live: Set[bytes] = set()
@@ -107,7 +108,7 @@ class Holdings(Generic[_L]):
             if key in self._wanted:
                 unused, self._copies[key] = self._copies.get(key), lease
         if unused is not None:
-            unused.release()
+            self._free(unused)
 
     def end_copies(self, token: bytes) -> None:
         """The token has ended on its node. Copies without another one are released."""
@@ -119,7 +120,16 @@ class Holdings(Generic[_L]):
                     del self._wanted[key]
                     ended += [self._copies.pop(key)] if key in self._copies else []
         for lease in ended:
-            lease.release()
+            self._free(lease)
+
+    def orphan(self, node: str) -> List[Tuple[Key, _L]]:
+        """The node has ended, and reports no ends of tokens any more. Returns the copies of its tensors, which are not kept any
+        more. Those that are on their way stay wanted."""
+        with self._lock:
+            copies = [(key, copy) for key, copy in self._copies.items() if key[0] == node]
+            for key, _ in copies:
+                del self._copies[key], self._wanted[key]
+            return copies
 
     def wanted(self) -> Dict[str, List[bytes]]:
         """The tokens of copies, by their nodes."""

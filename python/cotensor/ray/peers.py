@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Iterable, Iterator, List, Optional, Tuple, cast
 
 import ray
+
+from ..errors import CotensorError, IoError, NotFoundError
+from .transfer import Address
 
 #: The namespace of agents.
 NAMESPACE = "cotensor"
@@ -17,6 +20,19 @@ ANSWER_TIMEOUT = 4.5
 def running_agent(node: str) -> Any:
     """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended."""
     return ray.get_actor(node, NAMESPACE)
+
+
+def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> List[Address]:
+    """Where the tensor of another node's token is read. Its agent reports the token's end to the node ``asking``, and sends
+    other nodes to its ``address``, if it has one."""
+    try:
+        return cast(List[Address], ray.get(running_agent(node).serve.remote(token, asking, address), timeout=ANSWER_TIMEOUT))
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, CotensorError) else None
+        raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
+    except (ValueError, ray.exceptions.RayError) as error:
+        # Of several classes: the actor has ended, cannot be started again on its node, or does not answer in time.
+        raise IoError(f"{name} of node {node}: the node does not answer: {error}", field=name) from error
 
 
 def others(own: str) -> List[str]:

@@ -14,10 +14,10 @@ import ray
 from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
-from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of, ask
+from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of
 from .folders import use
 from .handle import Form, Handle, Id, Spec, copied, leased, own_name, reduced, spec_of
-from .peers import NAMESPACE
+from .peers import NAMESPACE, ask
 from .pulls import TensorTarget, received, sources_of
 from .submissions import keep_while_submitted
 

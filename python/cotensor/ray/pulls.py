@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, TypeVar
 
 from .._native import Tensor, TensorBuilder
-from ..errors import ConflictError, IoError, NotFoundError
+from ..errors import ConflictError, IoError, NotFoundError, RefusedError
 from .alone import Alone, Places
 from .arrival import Arrival, Readable, Whole
 from .holdings import Holdings, Key
@@ -18,6 +19,9 @@ from .transfer import Address, Source, fetch, ranges_of
 _COPY = b"copy/"
 #: Copies that come from one node at a time. A slow node delays no copies from others.
 _FROM_ONE_NODE = 8
+#: The time for an error when no node sends a tensor, and the least time for other nodes to answer whether they have a copy, in
+#: seconds.
+_ERROR_SECONDS, _OTHERS_SECONDS_MIN = 5.0, 0.5
 
 _P = TypeVar("_P", covariant=True)
 
@@ -33,6 +37,12 @@ class Origins(Protocol):
 
     def leave(self, node: str, token: str) -> None:
         """The copy did not succeed."""
+
+    def other(self, key: Key, timeout: float) -> Optional[Address]:
+        """A node that has a copy of a tensor whose own node does not answer."""
+
+    def orphan(self, key: Key) -> Optional[Tensor]:
+        """The copy here of a tensor whose node has ended. The caller has the lease."""
 
 
 class Target(Protocol[_P]):
@@ -104,8 +114,7 @@ def received(target: Target[_P], sources: Sequence[Source], name: str, node: str
 def sources_of(addresses: Sequence[Address], key: Key, token: str) -> List[Source]:
     """What a node reads at each address: a copy there, and at the last one the tensor or file itself."""
     *others, origin = addresses
-    name = _COPY + _text(key).encode()
-    return [*((address, name) for address in others), (origin, bytes.fromhex(token))]
+    return [*((address, _name_of(key)) for address in others), (origin, bytes.fromhex(token))]
 
 
 class Pulls:
@@ -127,17 +136,44 @@ class Pulls:
             is_new, copy = self._holdings.want(key, bytes.fromhex(token))
             if copy is not None and not is_new:
                 return copy  # type: ignore[no-any-return]
+            began = time.monotonic()
             try:
-                with self.arriving(key) as arrival:
-                    # Also when the copy is here: the other node reports the end of tokens that it was asked for.
-                    addresses = self._join(key, token, name)
+                try:
+                    with self.arriving(key) as arrival:
+                        # Also when the copy is here: the other node reports the end of tokens that it was asked for.
+                        sources = sources_of(self._join(key, token, name), key, token)
+                        return self._add(arrival, sources, key, token, name, target) if copy is None else copy
+                except (IoError, RefusedError):
                     if copy is None:
-                        copy = self._receive(arrival, addresses, key, token, name, target)
-                        self._holdings.add_copy(key, copy)
+                        copy = self._without_origin(key, token, name, target, began)
+                    if copy is None:
+                        raise
                     return copy
             except BaseException:
                 self._holdings.end_copies(bytes.fromhex(token))
                 raise
+
+    def _without_origin(
+        self, key: Key, token: str, name: str, target: Callable[[], Target[Tensor]], began: float
+    ) -> Optional[Tensor]:
+        """The copy that this node or another one has of a tensor whose own node does not answer."""
+        orphan = self._origins.orphan(key)
+        if orphan is not None:
+            self._holdings.add_copy(key, orphan)
+            return orphan
+        left = _ERROR_SECONDS - (time.monotonic() - began)
+        other = self._origins.other(key, max(left, _OTHERS_SECONDS_MIN))
+        if other is None:
+            return None
+        with self.arriving(key) as arrival:
+            return self._add(arrival, [(other, _name_of(key))], key, token, name, target)
+
+    def _add(
+        self, arrival: Arrival, sources: List[Source], key: Key, token: str, name: str, target: Callable[[], Target[Tensor]]
+    ) -> Tensor:
+        copy = self._receive(arrival, sources, key, token, name, target)
+        self._holdings.add_copy(key, copy)
+        return copy
 
     @contextlib.contextmanager
     def arriving(self, key: Key) -> Iterator[Arrival]:
@@ -157,7 +193,7 @@ class Pulls:
 
     def receive(self, arrival: Arrival, key: Key, token: str, name: str, target: Callable[[], Target[_P]]) -> _P:
         """Copies a tensor or a file of another node, in a block of :meth:`arriving`. The caller keeps it."""
-        return self._receive(arrival, self._join(key, token, name), key, token, name, target)
+        return self._receive(arrival, sources_of(self._join(key, token, name), key, token), key, token, name, target)
 
     def find(self, name: bytes) -> Optional[Readable]:
         """The copy that another node names, also one that is on its way. None for what is not a name of a copy.
@@ -169,7 +205,10 @@ class Pulls:
         text = name[len(_COPY) :].decode(errors="replace")
         with self._lock:
             arrival = next(iter(self._arrivals.get(text, ())), None)
-        copy = self._holdings.copy(_tensor_of(text))
+        key = _tensor_of(text)
+        copy = self._holdings.copy(key)
+        if copy is None and arrival is None:
+            copy = self._origins.orphan(key)
         if copy is not None:
             return whole(copy)
         if arrival is None:
@@ -184,12 +223,12 @@ class Pulls:
             raise
 
     def _receive(
-        self, arrival: Arrival, addresses: List[Address], key: Key, token: str, name: str, target: Callable[[], Target[_P]]
+        self, arrival: Arrival, sources: List[Source], key: Key, token: str, name: str, target: Callable[[], Target[_P]]
     ) -> _P:
         node, _ = key
         try:
             with self._places.with_key(node):
-                copy = received(target(), sources_of(addresses, key, token), name, node, arrival)
+                copy = received(target(), sources, name, node, arrival)
             arrival.end()
         except BaseException:
             self._origins.leave(node, token)
@@ -197,6 +236,11 @@ class Pulls:
         with self._lock:
             self.count += 1
         return copy
+
+
+def _name_of(key: Key) -> bytes:
+    """The name of a copy in a request."""
+    return _COPY + _text(key).encode()
 
 
 def _text(key: Key) -> str:

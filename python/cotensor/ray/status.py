@@ -31,5 +31,6 @@ def _of(node: str) -> Dict[str, Any]:
         return {}
     try:
         return ray.get(agent.counts.remote(), timeout=ANSWER_TIMEOUT)  # type: ignore[no-any-return]
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+    except ray.exceptions.RayError as error:
+        # Also that of a node that ends just now.
         return {"error": str(error)}

@@ -1,0 +1,38 @@
+"""The agents of other nodes, as the copies of a node ask them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Callable, List, Optional
+
+from .._native import Tensor
+from .holdings import Key
+from .orphans import Orphans
+from .peers import answers, ask, others, running_agent
+from .transfer import Address
+
+
+class OtherAgents:
+    """See :class:`~cotensor.ray.pulls.Origins`. ``address`` returns where other nodes read what ``node`` has."""
+
+    def __init__(self, node: str, address: Callable[[], Address], orphans: Orphans) -> None:
+        self._node, self._address, self._orphans = node, address, orphans
+
+    def join(self, node: str, token: str, name: str) -> List[Address]:
+        """Where a tensor or file of another node is read, which sends others here then."""
+        return ask(node, token, self._node, name, self._address())
+
+    def leave(self, node: str, token: str) -> None:
+        """The copy did not succeed."""
+        with contextlib.suppress(Exception):
+            running_agent(node).unserve.remote(token, self._node)
+
+    def other(self, key: Key, timeout: float) -> Optional[Address]:
+        """The first node that answers that it has a copy of a tensor."""
+        nodes = [node for node in others(self._node) if node != key[0]]
+        found = answers(self._node, "copy_at", *key, timeout=timeout, nodes=nodes)
+        return next((address for _, address in found if address is not None), None)
+
+    def orphan(self, key: Key) -> Optional[Tensor]:
+        """The copy here of a tensor whose node has ended."""
+        return self._orphans.lease(key)
