@@ -14,13 +14,15 @@ pytest.importorskip("ray")
 
 from conftest import serving  # noqa: E402
 
-from cotensor import InvalidError, NotFoundError, RefusedError  # noqa: E402
+from cotensor import InvalidError, NotFoundError, RefusedError, UnsupportedError  # noqa: E402
 from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
 from cotensor.ray.agent import Agent  # noqa: E402
 from cotensor.ray.daemon import socket_of  # noqa: E402
-from cotensor.ray.handle import Spec, is_used  # noqa: E402
+from cotensor.ray.handle import Spec, copied, is_used, spec_of  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.imports import when_imported  # noqa: E402
+from cotensor.ray.models import Described  # noqa: E402
+from cotensor.ray.named import Named  # noqa: E402
 
 
 class Lease:
@@ -156,6 +158,21 @@ def test_a_copy_that_is_released_on_its_way_to_a_process_is_lost(daemon):
         agent._pulls = SimpleNamespace(pull=lambda *_: released)
         with pytest.raises(NotFoundError, match="weights of node other: .*the node has ended"):
             agent._pull("00", "other", "weights", [1, 1], list(Spec((10,), "uint8")))
+
+
+def test_tensors_of_devices_are_copied_to_no_other_node_or_store():
+    tensor = SimpleNamespace(
+        **{"name": "x", "shape": (10,), "dtype": "float32", "kind": "other", "producer": "", "metadata": {}, "device": "cuda:0"},
+        members=dict,
+    )
+    spec, advice = spec_of(tensor), r'is on cuda:0, .*: send numpy.from_dlpack\(tensor, device="cpu"\)'
+    assert Spec.of(list(spec)) == spec
+    with pytest.raises(UnsupportedError, match=f"x of node other {advice}"):
+        object.__new__(Agent)._pull("00", "other", "x", [1, 1], list(spec))
+    with pytest.raises(UnsupportedError, match=f"x of node other {advice}"):
+        object.__new__(Named)._copied(Described("other", "x", (1, 1), spec, "", ("other", (1, 1))), None)
+    with pytest.raises(UnsupportedError, match=f"x {advice}"):
+        copied(None, tensor)
 
 
 def test_a_folder_of_sockets_that_another_user_can_write_to_is_refused(tmp_path, monkeypatch):

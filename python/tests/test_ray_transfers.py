@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from cotensor import IoError, NotFoundError  # noqa: E402
+from cotensor import IoError, NotFoundError, RefusedError  # noqa: E402
 from cotensor.ray import transfer  # noqa: E402
 from cotensor.ray.arrival import PART_BYTES, Arrival, Whole  # noqa: E402
 
@@ -133,8 +133,10 @@ def test_freed_tensors_other_lengths_and_wrong_secrets_are_refused(server):
     for name, length in [(b"gone", 3), (b"small", 4), (b"small", 2)]:
         with pytest.raises(NotFoundError, match="freed"):
             fetched(server.address, length, name)
-    with pytest.raises(IoError, match=f"{host}:{port}: 3 bytes"):
-        fetched((host, port, bytes(transfer.SECRET_BYTES)), 3, b"small")
+    former = (host, port, bytes(transfer.SECRET_BYTES))
+    with pytest.raises(RefusedError, match=f"{host}:{port}: the agent has another life: its secret"):
+        fetched(former, 3, b"small")
+    assert fetched([former, server.address], 3, b"small") == b"abc", "the next source has it"
     with socket.create_connection((host, port)) as stream:
         stream.sendall(server.address[2] + b"\xff\xff")
         assert stream.recv(1) == b"", "a name that is too long"

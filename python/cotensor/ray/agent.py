@@ -331,9 +331,11 @@ class Agent:
 
     def _pull(self, token: str, node: str, name: str, id_: List[int], spec: List[Any]) -> List[int]:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""
+        described = Spec.of(spec)
+        described.check_device(f"{name} of node {node}")
 
         def target() -> TensorTarget:
-            return TensorTarget(Spec.of(spec).builder(self._store, copy_name(), keep=True))
+            return TensorTarget(described.builder(self._store, copy_name(), keep=True))
 
         copy = self._pulls.pull((node, (id_[0], id_[1])), token, name, target)
         try:

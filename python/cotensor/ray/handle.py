@@ -6,7 +6,7 @@ import uuid
 from typing import Any, Dict, Literal, NamedTuple, Optional, Sequence, Tuple
 
 from .._native import Store, Tensor, TensorBuilder
-from ..errors import NotFoundError
+from ..errors import NotFoundError, UnsupportedError
 
 #: As what a handle is opened.
 Form = Literal["tensor", "numpy", "torch"]
@@ -41,13 +41,23 @@ class Spec(NamedTuple):
     metadata: Optional[Dict[str, Any]] = None
     #: Name, dtype and shape of each member of a group.
     members: Tuple[Tuple[str, str, Tuple[int, ...]], ...] = ()
+    device: str = "cpu"
 
     @classmethod
     def of(cls, fields: Sequence[Any]) -> Spec:
         """The spec of its fields, which a call has turned into lists."""
-        shape, dtype, kind, producer, metadata, members = fields
+        shape, dtype, kind, producer, metadata, members, device = fields
         parts = tuple((name, member_dtype, tuple(member_shape)) for name, member_dtype, member_shape in members)
-        return cls(tuple(shape), dtype, kind, producer, metadata, parts)
+        return cls(tuple(shape), dtype, kind, producer, metadata, parts, device)
+
+    def check_device(self, name: str) -> None:
+        """Raises :class:`UnsupportedError` for a tensor of a device, which is copied to no other node and store."""
+        if self.device != "cpu":
+            raise UnsupportedError(
+                f"{name} is on {self.device}, and tensors of devices stay on their node and in their store: "
+                'send numpy.from_dlpack(tensor, device="cpu"), a copy on the host',
+                field="device",
+            )
 
     def builder(self, store: Store, name: str, keep: bool) -> TensorBuilder:
         """The memory of a copy."""
@@ -60,12 +70,18 @@ class Spec(NamedTuple):
 def spec_of(tensor: Tensor) -> Spec:
     """The spec of a whole tensor."""
     members = tuple((name, str(member.dtype), member.shape) for name, member in tensor.members().items())
-    return Spec(tensor.shape, str(tensor.dtype), tensor.kind, tensor.producer, tensor.metadata or None, members)
+    metadata = tensor.metadata or None
+    return Spec(tensor.shape, str(tensor.dtype), tensor.kind, tensor.producer, metadata, members, tensor.device)
 
 
 def copied(store: Store, tensor: Tensor) -> Tensor:
-    """A copy in ``store`` of a tensor of another one, with all that belongs to it. It ends with its last lease."""
-    builder = spec_of(tensor).builder(store, own_name(), keep=False)
+    """A copy in ``store`` of a tensor of another one, with all that belongs to it. It ends with its last lease.
+
+    Raises :class:`UnsupportedError` for a tensor of a device.
+    """
+    spec = spec_of(tensor)
+    spec.check_device(tensor.name)
+    builder = spec.builder(store, own_name(), keep=False)
     builder.write(tensor)
     return builder.publish()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Literal, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from .._native import content_hash, model_files
-from ..errors import CotensorError, InvalidError, IoError, NotFoundError
+from ..errors import CotensorError, InvalidError, IoError, NotFoundError, RefusedError
 from .alone import Alone
 from .files import FileOf, FileTarget, Hashes, OpenFile
 from .folders import Folders
@@ -234,7 +234,7 @@ class ModelFolders:
                         raise IoError(f"{wanted.name} of node {source.node}: {problem}", field=wanted.name)
                     self._copy(wanted, source, tokens)
                     return first
-                except (IoError, NotFoundError) as caught:
+                except (IoError, NotFoundError, RefusedError) as caught:
                     # Its frames have the tokens.
                     error = caught.with_traceback(None)
         assert error is not None

@@ -8,7 +8,7 @@ import threading
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
-from ..errors import ConflictError, CotensorError, IoError, NotFoundError
+from ..errors import ConflictError, CotensorError, IoError, NotFoundError, RefusedError
 from .alone import Alone
 from .handle import OWN_PREFIX, Id, is_used, spec_of
 from .models import Copies, Described, sources
@@ -181,7 +181,7 @@ class Named:
         for source in found:
             try:
                 tensor = self._copied(source, former)
-            except (IoError, NotFoundError) as caught:
+            except (IoError, NotFoundError, RefusedError) as caught:
                 # Its frames have the token.
                 error = caught.with_traceback(None)
                 continue
@@ -200,6 +200,7 @@ class Named:
 
         None if this node has published one of its own meanwhile.
         """
+        source.spec.check_device(f"{source.name} of node {source.node}")
         token = answer_of(source.node, "lend", source.id, source.name)
         if token is None:
             problem = "the node does not answer, or has freed the tensor"

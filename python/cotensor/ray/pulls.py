@@ -106,7 +106,7 @@ def received(target: Target[_P], sources: Sequence[Source], name: str, node: str
         return target.publish()
     except BaseException as error:
         target.discard()
-        if isinstance(error, (IoError, NotFoundError)):
+        if isinstance(error, (IoError, NotFoundError, RefusedError)):
             raise type(error)(f"{name} of node {node}: {error}", field=name) from error
         raise
 

@@ -1,8 +1,9 @@
 """Bytes of tensors from one node to another, over several TCP streams.
 
 A request is a secret of 32 bytes, a name's length and the name, the tensor's length, an offset and a length. The answer is
-frames: a number of bytes and these bytes. A number of 0 is sent while the bytes are not here yet, and :data:`_REFUSED` when
-they do not come. A stream that ends early goes on from its byte, at the next source.
+frames: a number of bytes and these bytes. A number of 0 is sent while the bytes are not here yet, :data:`_REFUSED` when they
+do not come, and :data:`_OTHER_SECRET` to a request with another secret. A stream that ends early goes on from its byte, at the
+next source.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from ..errors import IoError, NotFoundError
+from ..errors import IoError, NotFoundError, RefusedError
 from .arrival import Range, Readable
 
 #: Address, port and secret of a server.
@@ -31,6 +32,7 @@ _HEAD = struct.Struct("!H")
 _RANGE = struct.Struct("!QQQ")
 _FRAME = struct.Struct("!Q")
 _REFUSED = (1 << 64) - 1
+_OTHER_SECRET = _REFUSED - 1
 #: Streams of one transfer, and the bytes from which on one more is used.
 STREAMS_MAX = 4
 STREAM_BYTES = 8 << 20
@@ -103,13 +105,16 @@ class Server:
             self._places.release()
 
     def _answer(self, stream: socket.socket) -> None:
-        if not hmac.compare_digest(_read(stream, SECRET_BYTES), self._secret):
-            return
+        secret = _read(stream, SECRET_BYTES)
         (length,) = _HEAD.unpack(_read(stream, _HEAD.size))
         if length > _NAME_BYTES_MAX:
             return
         name = _read(stream, length)
         size, at, count = _RANGE.unpack(_read(stream, _RANGE.size))
+        if not hmac.compare_digest(secret, self._secret):
+            # After the whole request: the answer to one that is not read can be lost.
+            stream.sendall(_FRAME.pack(_OTHER_SECRET))
+            return
         end = at + count
         try:
             found = self._find(name)
@@ -147,8 +152,8 @@ def fetch(sources: Sequence[Source], target: memoryview, advance: Optional[Calla
     A source that ends, does not have the tensor, or is slow is left for the next one. The last one has all bytes. ``advance``
     is called with the number of each range of :func:`ranges_of` and the byte up to which it has arrived.
 
-    Raises :class:`NotFoundError` when the last source has no such tensor, or one of another length, and :class:`IoError`
-    when no source sends bytes.
+    Raises :class:`NotFoundError` when the last source has no such tensor, or one of another length, :class:`RefusedError` when
+    it has another secret, and :class:`IoError` when no source sends bytes.
     """
     failed = threading.Event()
     streams = [_Stream(sources, target, bounds, failed) for bounds in ranges_of(len(target))]
@@ -192,7 +197,7 @@ class _Stream:
                 try:
                     self._read(source, is_last, advance)
                     return
-                except NotFoundError as error:
+                except (NotFoundError, RefusedError) as error:
                     if is_last:
                         raise
                     self._error = error.with_traceback(None)
@@ -219,6 +224,9 @@ class _Stream:
                     (frame,) = _FRAME.unpack(_read(stream, _FRAME.size))
                     if frame == _REFUSED:
                         raise NotFoundError("the other node has freed the tensor, or it has another length")
+                    if frame == _OTHER_SECRET:
+                        why = "its secret is not the one of this request, so that the tensor's handle is lost"
+                        raise RefusedError(f"{host}:{port}: the agent has another life: {why}", field="secret")
                     # A source that waits itself leaves its own source meanwhile.
                     waits = 2 if frame == 0 else waits
                 else:
