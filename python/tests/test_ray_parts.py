@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("ray")
 
 from conftest import serving  # noqa: E402
+from ray._private import ray_constants  # noqa: E402
 
 from cotensor import InvalidError, NotFoundError, RefusedError, UnsupportedError  # noqa: E402
 from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
@@ -232,9 +233,10 @@ def test_references_are_kept_while_a_task_is_submitted():
 
 def test_runtime_env_has_the_hooks_of_cotensor_and_of_the_program():
     key = "worker_process_setup_hook"
-    assert runtime_env() == {key: HOOK} == runtime_env({key: HOOK})
+    variable = {ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR: HOOK}
+    assert runtime_env() == {key: HOOK, "env_vars": variable} == runtime_env({key: HOOK}) == runtime_env(runtime_env())
     env = runtime_env({key: "my.module.hook", "env_vars": {"A": "1"}, "pip": ["x"]})
-    assert env == {key: HOOK, "env_vars": {"A": "1", "COTENSOR_RAY_SETUP_HOOK": "my.module.hook"}, "pip": ["x"]}
+    assert env == {key: HOOK, "env_vars": {"A": "1", "COTENSOR_RAY_SETUP_HOOK": "my.module.hook", **variable}, "pip": ["x"]}
     for wrong in [print, "hook"]:
         with pytest.raises(InvalidError, match="module.function"):
             runtime_env({key: wrong})

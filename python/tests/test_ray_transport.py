@@ -187,6 +187,10 @@ def test_interface_of_ray_is_the_one_that_is_used():
 
 def test_a_ray_with_another_interface_is_used_without_the_transport(monkeypatch):
     monkeypatch.delitem(rdt.util.transport_manager_info, TRANSPORT)
+    with monkeypatch.context() as other:
+        other.setattr(rdt, "register_tensor_transport", lambda name, devices: None)
+        with pytest.warns(RuntimeWarning, match="'COTENSOR' is not offered: Ray .*: TypeError: .* arguments"):
+            offer_transport()
     monkeypatch.delattr(rdt, "register_tensor_transport")
     with pytest.warns(RuntimeWarning, match="'COTENSOR' is not offered: Ray .*register_tensor_transport"):
         offer_transport()

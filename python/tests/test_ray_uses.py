@@ -128,6 +128,42 @@ def run(program, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+def test_actors_and_tasks_alone_can_have_the_runtime_environment(cluster):
+    done = run(
+        """
+        import sys, time, numpy as np, ray, cotensor.ray
+        ray.init(sys.argv[1], log_to_driver=False)
+        cotensor.ray.setup()
+
+        @ray.remote(num_cpus=0.1)
+        def make(count):
+            return np.ones(count, "f4")
+
+        @ray.remote(num_cpus=0.1)
+        class Maker:
+            def make(self, count):
+                return np.ones(count, "f4")
+
+        def kept():
+            return sum(one.get("kept", 0) for one in cotensor.ray.status().values())
+
+        for env, expected in (({}, 0), (cotensor.ray.runtime_env({"env_vars": {"A": "1"}}), 1)):
+            maker = Maker.options(runtime_env=env).remote()
+            for function in (maker.make, make.options(runtime_env=env)):
+                made = function.remote(1 << 18)
+                ray.wait([made])
+                assert kept() == expected, (env, kept())
+                assert ray.get(made).sum() == 1 << 18
+                del made
+                while kept():
+                    time.sleep(0.05)
+        """,
+        cluster.address,
+    )
+    assert done.returncode == 0, done.stderr
+    nothing_is_kept()
+
+
 def test_programs_of_ray_client_run_as_without_cotensor(cluster):
     pytest.importorskip("grpc")
     done = run(
@@ -143,7 +179,11 @@ def test_programs_of_ray_client_run_as_without_cotensor(cluster):
             def total(self, value):
                 return float(value["x"].sum())
 
+            def is_set_up(self):
+                return "cotensor.ray" in sys.modules
+
         worker = Worker.remote()
+        print("set up:", ray.get(worker.is_set_up.remote()))
         assert ray.get(worker.total.remote({"x": np.ones(1 << 18, "f4")})) == 1 << 18
         made = worker.make.remote()
         assert ray.get(worker.total.remote(made)) == 1 << 18
@@ -156,7 +196,7 @@ def test_programs_of_ray_client_run_as_without_cotensor(cluster):
         cluster.client,
     )
     assert done.returncode == 0, done.stderr
-    assert "is on no node: call this in a task or an actor" in done.stdout
+    assert "set up: True" in done.stdout and "is on no node: call this in a task or an actor" in done.stdout
     nothing_is_kept()
 
 

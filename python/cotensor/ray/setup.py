@@ -22,6 +22,8 @@ HOOK = "cotensor.ray.setup.setup_worker"
 #: Names the hook of the program, which runs after this one.
 _OWN_HOOK = "COTENSOR_RAY_SETUP_HOOK"
 _KEY = "worker_process_setup_hook"
+#: The variable that workers of Ray read. Ray sets it from the key in ``ray.init``, and not for an actor or a task.
+_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 
 
 def runtime_env(own: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
@@ -32,12 +34,12 @@ def runtime_env(own: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
     """
     env = dict(own or {})
     hook = env.get(_KEY)
+    variables = {**env.get("env_vars", {}), _VARIABLE: HOOK}
     if hook is None or hook == HOOK:
-        return {**env, _KEY: HOOK}
+        return {**env, _KEY: HOOK, "env_vars": variables}
     if not isinstance(hook, str) or "." not in hook:
         raise InvalidError(f"{_KEY}: name the function as a string, such as 'module.function', not {hook!r}", field=_KEY)
-    variables = {**env.get("env_vars", {}), _OWN_HOOK: hook}
-    return {**env, _KEY: HOOK, "env_vars": variables}
+    return {**env, _KEY: HOOK, "env_vars": {**variables, _OWN_HOOK: hook}}
 
 
 def setup() -> None:
@@ -96,13 +98,16 @@ def _is_here(name: str, base: str, variant: Optional[str]) -> bool:
 
 
 def offer_transport() -> None:
-    """Offers Ray's direct transport under a name. A release of Ray that has another interface for it has no such transport."""
+    """Offers Ray's direct transport under a name. A release of Ray that has another interface for it has no such transport.
+
+    Whatever is different there, handles need nothing of it.
+    """
     try:
         from . import transport
 
         transport.register()
-    except (ImportError, AttributeError) as error:
-        why = f"Ray {ray.__version__} has another interface of transports: {error}"
+    except Exception as error:
+        why = f"Ray {ray.__version__} has another interface of transports: {type(error).__name__}: {error}"
         warnings.warn(f"tensor_transport={TRANSPORT!r} is not offered: {why}", RuntimeWarning, stacklevel=3)
 
 
