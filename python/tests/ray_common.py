@@ -11,6 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import cotensor.ray
+from cotensor.ray.peers import running_agent
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
@@ -38,6 +39,25 @@ def add_model(source, cache, name):
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(COMMIT)
     return folder / "snapshots" / COMMIT
+
+
+def daemon(socket):
+    """The processes of the daemon of a socket."""
+    found = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if b"serve" in words and socket.encode() in words:
+            found.add(int(pid))
+    return found
+
+
+def agent_pid(node):
+    """The process of the agent of a node."""
+    return ray.get(running_agent(node).__ray_call__.remote(lambda agent: os.getpid()))
 
 
 def until(what, done):

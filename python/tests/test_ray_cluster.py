@@ -11,7 +11,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from ray.cluster_utils import Cluster  # noqa: E402
-from ray_common import until  # noqa: E402
+from ray_common import daemon, until  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.ray  # noqa: E402
@@ -36,20 +36,6 @@ def cluster():
     ray.shutdown()
     cluster.shutdown()
     until("the daemons end with their nodes", lambda: not any(map(daemon, sockets)))
-
-
-def daemon(socket):
-    """The processes of the daemon of a socket."""
-    found = set()
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue
-        if b"serve" in words and socket.encode() in words:
-            found.add(int(pid))
-    return found
 
 
 @ray.remote(num_cpus=0.1, max_restarts=1)

@@ -13,11 +13,10 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("numpy")
 
 from conftest import REPOSITORY  # noqa: E402
-from ray_common import COMMIT, add_model, cluster_of, counts, nothing_is_kept, until  # noqa: E402
+from ray_common import COMMIT, add_model, agent_pid, cluster_of, counts, daemon, nothing_is_kept, until  # noqa: E402
 
 import cotensor.ray  # noqa: E402
 from cotensor.ray.daemon import folders_of_models  # noqa: E402
-from cotensor.ray.peers import running_agent  # noqa: E402
 
 pytestmark = pytest.mark.timeout(240)
 # Workers cannot import this module.
@@ -38,10 +37,6 @@ class User:
 
     def socket(self):
         return str(cotensor.ray.store().socket)
-
-
-def agent_pid(node):
-    return ray.get(running_agent(node).__ray_call__.remote(lambda agent: os.getpid()))
 
 
 @pytest.fixture
@@ -119,13 +114,8 @@ def test_a_killed_agent_of_the_copys_node_begins_again(cluster):
 def test_a_killed_daemon_of_the_copys_node_costs_no_folder(cluster):
     socket = ray.get(cluster.user.socket.remote())
     with copying(cluster) as (asked, _):
-        for pid in filter(str.isdecimal, os.listdir("/proc")):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"serve" in words and socket.encode() in words:
-                os.kill(int(pid), signal.SIGKILL)
+        for pid in daemon(socket):
+            os.kill(pid, signal.SIGKILL)
     try:
         ray.get(asked)
     except cotensor.NoDaemonError:

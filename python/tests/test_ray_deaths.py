@@ -1,0 +1,233 @@
+"""Processes of a Ray cluster that are killed while tensors are used or copied: memory, leases and descriptors are as before."""
+
+import collections
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ray = pytest.importorskip("ray")
+np = pytest.importorskip("numpy")
+
+from ray_common import NODE, agent_pid, cluster_of, daemon, until  # noqa: E402
+
+import cotensor.ray  # noqa: E402
+from cotensor import CotensorError  # noqa: E402
+from cotensor.ray.peers import running_agent  # noqa: E402
+
+pytestmark = pytest.mark.timeout(240)
+# Workers cannot import this module.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+COUNT = 1 << 20
+#: It comes for long enough to stop its agent meanwhile.
+LARGE = 512 << 20
+#: The names of tensors that tests put.
+LEFT = "left"
+
+
+@ray.remote(num_cpus=0.1)
+class Worker:
+    def pid(self):
+        return os.getpid()
+
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def make(self, count):
+        return {"x": np.full(count, 3, "u1")}
+
+    def hold(self, value):
+        self.held = value
+        return int(value["x"][-1])
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with cluster_of("one") as cluster:
+        yield cluster
+
+
+def sockets(nodes):
+    """The Unix sockets of this machine and those of transfers. How many others Ray has to other nodes changes by itself."""
+    agents = [running_agent(node) for node in nodes]
+    ports = ray.get([agent.__ray_call__.remote(lambda agent: agent._server.address[1]) for agent in agents])
+    unix, tcp = ([line.split() for line in open(f"/proc/net/{name}").readlines()[1:]] for name in ("unix", "tcp"))
+    transfers = [line[9] for line in tcp if {int(end.split(":")[1], 16) for end in line[1:3]} & set(ports)]
+    return {f"socket:[{inode}]" for inode in transfers + [line[6] for line in unix]}
+
+
+def opened(pid):
+    """What the descriptors of a process show."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def state():
+    """Of each node: the tensors of its store, their bytes and holders, the tensors of handles and the copies; and the numbers of
+    the open descriptors of the agent and the daemon, by what they show. None while one of them starts."""
+    found = {}
+    try:
+        nodes = cotensor.ray.status()
+        known = sockets(nodes)
+        for node, one in nodes.items():
+            with cotensor.Store.connect(one["socket"], autostart=False) as store:
+                stats = store.get_stats()
+            numbers = [stats[name] for name in ("total_tensors", "memory_usage_bytes", "total_models")]
+            pids = daemon(one["socket"]) | {agent_pid(node)}
+            shown = [one for pid in pids for one in opened(pid) if one in known or not one.startswith(("socket:", "/tmp/ray/"))]
+            # Each thread that has read its page table keeps the file.
+            shown = [one for one in shown if not one.endswith("/pagemap")]
+            # Numbers and ids, which are others in the next life of a process.
+            descriptors = collections.Counter(re.sub("[0-9a-f]*[0-9][0-9a-f]*", "N", one) for one in shown)
+            found[node] = (numbers + [one["kept"], one["copies"]], descriptors)
+    except (KeyError, ValueError, OSError, CotensorError, ray.exceptions.RayError):
+        return None
+    return found
+
+
+def returns_to(before):
+    """Waits until all is as before, and no more descriptors of any kind are open."""
+
+    def is_so():
+        now = state()
+        return now is not None and all(
+            now[node][0] == numbers and not now[node][1] - descriptors for node, (numbers, descriptors) in before.items()
+        )
+
+    try:
+        until("all is as before", is_so)
+    except AssertionError:
+        pytest.fail(f"{before} before, {state()} now")
+
+
+@contextlib.contextmanager
+def work(step, origin=None, consumer="one"):
+    """A block while the consumer holds an array, or while one is coming to its node: the agent of the array's node is stopped."""
+    producer = Worker.options(resources={origin: 1} if origin else {}).remote()
+    user = Worker.options(resources={consumer: 1}).remote()
+    pids = {"producer": ray.get(producer.pid.remote()), "consumer": ray.get(user.pid.remote())}
+    nodes = {"producer": ray.get(producer.node.remote()), "consumer": ray.get(user.node.remote())}
+    # Both nodes have an agent and a daemon.
+    assert ray.get(user.hold.remote(producer.make.remote(COUNT))) == 3
+    if step == "held":
+        made = producer.make.remote(COUNT)
+        array = ray.get(made)["x"]
+        assert ray.get(user.hold.remote(made)) == 3
+        yield pids, nodes
+        assert array[-1] == 3, "what a process has opened stays"
+    else:
+        made = producer.make.remote(LARGE)
+        ray.wait([made])
+        agent = agent_pid(nodes["producer"])
+        with cotensor.Store.connect(cotensor.ray.status()[nodes["consumer"]]["socket"], autostart=False) as store:
+            asked = user.hold.remote(made)
+            until("the copy has memory", lambda: store.get_stats()["memory_usage_bytes"] >= LARGE)
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            assert not ray.wait([asked], timeout=0)[0], "the copy is here"
+            yield {**pids, "agent": agent}, nodes
+        finally:
+            try:
+                os.kill(agent, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+        try:
+            ray.get(asked, timeout=60)
+        except (CotensorError, ray.exceptions.RayError) as error:
+            assert not isinstance(error, ray.exceptions.GetTimeoutError)
+        del asked
+    del made
+    for one in (producer, user):
+        ray.kill(one)
+
+
+@pytest.fixture
+def before(cluster):
+    """The state without tensors, after this process and both nodes have connections for all that they do."""
+    for origin in (None, "one"):
+        with work("held", origin):
+            pass
+    found = []
+
+    def is_empty():
+        found[:] = [state()]
+        return found[0] is not None and not any(any(numbers) for numbers, _ in found[0].values())
+
+    until("no tensor is there", is_empty)
+    return found[0]
+
+
+@pytest.mark.parametrize("step", ["held", "coming"])
+@pytest.mark.parametrize("victim", ["producer", "consumer", "agent", "daemon"])
+def test_nothing_stays_of_what_a_killed_process_used(before, victim, step):
+    with work(step) as (pids, nodes):
+        if victim == "agent":
+            killed = [pids.get("agent") or agent_pid(nodes["producer"])]
+        elif victim == "daemon":
+            killed = daemon(cotensor.ray.status()[nodes["consumer"]]["socket"])
+        else:
+            killed = [pids[victim]]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+    returns_to(before)
+
+
+@pytest.mark.parametrize("origin, consumer, step", [("late", "one", "held"), ("late", "one", "coming"), (None, "late", "held")])
+def test_nothing_stays_of_what_a_killed_node_used(cluster, before, origin, consumer, step):
+    late = cluster.add_node(**NODE, resources={"late": 100})
+    with work(step, origin, consumer):
+        cluster.remove_node(late, allow_graceful=False)
+
+    def is_free():
+        """Without a lease, the copies of a node that has ended stay until their memory is needed."""
+        for one in (cotensor.ray.status()[node] for node in before):
+            with cotensor.Store.connect(one["socket"], autostart=False) as store:
+                store.optimize_memory_usage()
+                if store.get_stats()["total_tensors"]:
+                    return False
+        return True
+
+    until("all memory is free", is_free)
+    returns_to(before)
+
+
+def test_nothing_stays_of_a_killed_driver_but_its_names(cluster, before):
+    program = """
+        import sys, numpy, ray, cotensor.ray
+        cotensor.ray.init(sys.argv[1], log_to_driver=False)
+
+        @ray.remote(num_cpus=0.1)
+        class Worker:
+            def make(self):
+                return {"x": numpy.ones(1 << 20, "u1")}
+
+            def hold(self, value):
+                self.held = value
+
+        producer, consumer = Worker.remote(), Worker.options(resources={"one": 1}).remote()
+        made, put = producer.make.remote(), ray.put(numpy.ones(1 << 20, "u1"))
+        array = ray.get(made)["x"]
+        ray.get(consumer.hold.remote(made))
+        cotensor.ray.store().put(sys.argv[2], numpy.ones(1 << 20, "u1"))
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", "\n".join(line[8:] for line in program.splitlines()), cluster.address, LEFT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            assert any(line == "ready\n" for line in driver.stdout)
+            assert state()[ray.get_runtime_context().get_node_id()][0][3] == 2, "two tensors are kept for handles"
+        finally:
+            driver.kill()
+    store = cotensor.ray.store()
+    until("the lease of the name has ended", lambda: store._leases(LEFT) and not any(store._leases(LEFT).values()))
+    store.remove(LEFT)
+    returns_to(before)
