@@ -64,6 +64,11 @@ impl<'g> Constants<'g> {
         Some(self.0.get(name)?.dtype == Some(dtype))
     }
 
+    /// The tensor of which a value is an unconverted copy.
+    pub(super) fn plain(&self, name: &str) -> Option<&'g TensorProto> {
+        self.0.get(name).filter(|constant| !constant.is_cast()).map(|constant| constant.tensor)
+    }
+
     /// The shape of a constant.
     pub fn dims(&self, name: &str) -> Option<&'g [i64]> {
         Some(&self.0.get(name)?.tensor.dims)

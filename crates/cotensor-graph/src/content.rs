@@ -1,5 +1,6 @@
 //! The content of weights: what the store keeps of the elements in a file.
 
+use crate::repack::Repack;
 use crate::types::Weight;
 use cotensor_core::DType;
 use cotensor_core::elements::f16;
@@ -12,8 +13,14 @@ impl Weight {
     pub fn fill(&self, stored: &[u8], target: &mut [u8]) {
         let source = &self.source;
         let size = source.dtype.size_bytes();
-        if let Some(repack) = source.repack {
-            return repack.fill(stored, target);
+        if !source.repacks.is_empty() {
+            let repacked = Repack::all(&source.repacks, stored);
+            if source.dtype == self.dtype {
+                target.copy_from_slice(&repacked);
+            } else {
+                to_f32(source.dtype, &repacked, target);
+            }
+            return;
         }
         match (&source.permutation, source.dtype == self.dtype) {
             (None, true) => target.copy_from_slice(stored),

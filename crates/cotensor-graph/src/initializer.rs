@@ -3,7 +3,7 @@
 use super::external;
 use super::files::GraphFiles;
 use super::limits::{PRIVATE_BYTES_MAX, SHARED_BYTES_MIN};
-use super::proto::{dtype_of, tensor_bytes, weight_location};
+use super::proto::{dtype_of, has_four_bits, tensor_bytes, weight_location};
 use super::types::{Weight, WeightPlace, WeightSource};
 use super::wire::Span;
 use cotensor_core::{DType, Error, Layout, Result};
@@ -36,7 +36,9 @@ pub(super) fn collect(
         let located = locate(tensor, span, files).map_err(|error| error.in_field(&field))?;
         let Some(source) = located else { continue };
         if source.length >= SHARED_BYTES_MIN && is_shareable(source.dtype) {
-            weights.push(Weight { name, dtype: source.dtype, shape: shape(tensor)?, source });
+            // Codes of 4 bits are bytes in a store.
+            let shape = if has_four_bits(tensor) { vec![source.length as usize] } else { shape(tensor)? };
+            weights.push(Weight { name, dtype: source.dtype, shape, source });
         } else {
             room = room.checked_sub(source.length).ok_or_else(|| {
                 let message = format!("constants of {} and the like pass {PRIVATE_BYTES_MAX} bytes", source.dtype);
@@ -61,9 +63,10 @@ pub(super) fn detach(graph: &mut GraphProto, weights: &[Weight]) {
 
 /// The source of an initializer's data; `None` if the structure holds the data.
 fn locate(tensor: &TensorProto, span: Option<Span>, files: &mut dyn GraphFiles) -> Result<Option<WeightSource>> {
-    let dtype = dtype_of(tensor.data_type)?;
+    let dtype = if has_four_bits(tensor) { DType::U8 } else { dtype_of(tensor.data_type)? };
     let shape = shape(tensor)?;
     let size = Layout::contiguous(dtype, &shape).map_err(|error| Error::corrupt(error.message()))?.size_bytes() as u64;
+    let size = if has_four_bits(tensor) { size.div_ceil(2) } else { size };
     let (file, span) = match (tensor.data_location, span) {
         (None | Some(DataLocation::DEFAULT), None) => return check_inner(tensor, size).map(|()| None),
         (None | Some(DataLocation::DEFAULT), Some(span)) => {
@@ -81,7 +84,14 @@ fn locate(tensor: &TensorProto, span: Option<Span>, files: &mut dyn GraphFiles) 
             span.length
         )));
     }
-    Ok(Some(WeightSource { file, offset: span.offset, length: span.length, dtype, permutation: None, repack: None }))
+    Ok(Some(WeightSource {
+        file,
+        offset: span.offset,
+        length: span.length,
+        dtype,
+        permutation: None,
+        repacks: Vec::new(),
+    }))
 }
 
 /// Checks that data in the structure has the size of the shape.
@@ -145,7 +155,7 @@ fn make_external(tensor: &mut TensorProto, weight: &Weight, index: usize) {
     *tensor = TensorProto {
         dims: std::mem::take(&mut tensor.dims),
         name: tensor.name.take(),
-        data_type: Some(onnx_dtype(weight.dtype)),
+        data_type: if has_four_bits(tensor) { tensor.data_type } else { Some(onnx_dtype(weight.dtype)) },
         data_location: Some(DataLocation::EXTERNAL),
         external_data: external_data(&weight_location(index), 0, weight),
         ..TensorProto::default()

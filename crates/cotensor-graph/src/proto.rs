@@ -90,6 +90,11 @@ pub(super) fn dtype_of(dtype: Option<DataType>) -> Result<DType> {
     })
 }
 
+/// Whether the elements of a tensor have 4 bits: two in a byte, the first one in the lower half.
+pub(super) fn has_four_bits(tensor: &TensorProto) -> bool {
+    matches!(tensor.data_type, Some(DataType::INT4 | DataType::UINT4))
+}
+
 /// The domain of an operator; ONNX's own domain has two spellings.
 pub(super) fn normal_domain(domain: Option<&str>) -> &str {
     match domain {
@@ -116,8 +121,8 @@ pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
         Some(DataType::DOUBLE) => tensor.double_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
         Some(DataType::INT64) => tensor.int64_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
         Some(DataType::INT32) => tensor.int32_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        // Each element of a narrower type has 32 bits in the file.
-        Some(DataType::INT8 | DataType::UINT8 | DataType::BOOL) => {
+        // Each element of a narrower type has 32 bits in the file, or each two elements of 4 bits.
+        Some(DataType::INT8 | DataType::UINT8 | DataType::BOOL | DataType::INT4 | DataType::UINT4) => {
             tensor.int32_data.iter().map(|&value| value as u8).collect()
         }
         Some(DataType::INT16 | DataType::UINT16 | DataType::FLOAT16 | DataType::BFLOAT16) => {

@@ -1,19 +1,50 @@
-//! Codes of 4 bits that loading makes of stored codes with another number of bits.
+//! What loading makes of stored codes, scales and zero points: the forms that engines multiply.
 
-/// Which codes of 4 bits.
+/// A step from stored bytes to those that an engine reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repack {
-    /// Codes of `bits` bits, 2 or 3, in groups of `group`: with the same distance from the middle code.
+    /// Codes of 4 bits with the same distance from the middle code as codes of `bits` bits, 2 or 3, in groups of `group`.
     Widened {
         /// Bits of a stored code.
         bits: u32,
         /// Elements of a group.
         group: usize,
     },
-    /// The higher halves of codes of 8 bits.
+    /// Codes of 4 bits: the higher halves of codes of 8 bits.
     High,
-    /// Their lower halves.
+    /// Codes of 4 bits: their lower halves.
     Low,
+    /// A matrix with exchanged rows and columns.
+    Turned {
+        /// Rows of the stored matrix.
+        rows: usize,
+        /// Columns of the stored matrix.
+        columns: usize,
+        /// Bytes of an element.
+        width: usize,
+    },
+    /// Each element several times.
+    Repeated {
+        /// Bytes of an element.
+        width: usize,
+        /// How often it is there.
+        times: usize,
+    },
+    /// Codes of 4 bits as bytes.
+    Unpacked {
+        /// The number of codes. The last byte may have one.
+        count: usize,
+    },
+    /// Bytes as codes of 4 bits. Each row ends with a whole byte.
+    Packed {
+        /// The codes of a row.
+        columns: usize,
+    },
+    /// Some bits of each byte inverted, which makes signed codes unsigned.
+    Flipped {
+        /// The bits.
+        mask: u8,
+    },
 }
 
 impl Repack {
@@ -25,12 +56,12 @@ impl Repack {
         }
     }
 
-    /// A part of the name of the new tensor.
+    /// A part of the name of codes of 4 bits.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Widened { .. } => "of_4_bits",
             Self::High => "high",
             Self::Low => "low",
+            _ => "of_4_bits",
         }
     }
 
@@ -39,15 +70,32 @@ impl Repack {
         match self {
             Self::Widened { bits, .. } => bytes / bits as usize * 4,
             Self::High | Self::Low => bytes / 2,
+            Self::Turned { .. } | Self::Flipped { .. } => bytes,
+            Self::Repeated { times, .. } => bytes * times,
+            Self::Unpacked { count } => count,
+            Self::Packed { columns } => bytes / columns * columns.div_ceil(2),
         }
     }
 
-    /// Fills `target` with the codes.
+    /// What the steps make of stored bytes, one after the other.
     ///
     /// # Panics
-    /// When the lengths do not fit.
-    pub(crate) fn fill(self, stored: &[u8], target: &mut [u8]) {
-        assert_eq!(self.len(stored.len()), target.len(), "the length of the codes");
+    /// When the length does not fit.
+    pub(crate) fn all(steps: &[Self], stored: &[u8]) -> Vec<u8> {
+        let mut bytes = stored.to_vec();
+        for step in steps {
+            if let Self::Flipped { mask } = step {
+                bytes.iter_mut().for_each(|byte| *byte ^= mask);
+            } else {
+                let mut next = vec![0; step.len(bytes.len())];
+                step.fill(&bytes, &mut next);
+                bytes = next;
+            }
+        }
+        bytes
+    }
+
+    fn fill(self, stored: &[u8], target: &mut [u8]) {
         match self {
             Self::Widened { bits: 2, .. } => widen_pairs(stored, target, 8 - 2),
             Self::Widened { group, .. } => {
@@ -70,6 +118,30 @@ impl Repack {
                     *byte = (pair[0] >> shift & 15) | (pair[1] >> shift & 15) << 4;
                 }
             }
+            Self::Turned { rows, columns, width } => turn(stored, target, [rows, columns], width),
+            Self::Repeated { width, times } => {
+                for (element, copies) in stored.chunks_exact(width).zip(target.chunks_exact_mut(width * times)) {
+                    copies.chunks_exact_mut(width).for_each(|copy| copy.copy_from_slice(element));
+                }
+            }
+            Self::Unpacked { .. } => {
+                for (byte, pair) in stored.iter().zip(target.chunks_mut(2)) {
+                    for (code, shift) in pair.iter_mut().zip([0, 4]) {
+                        *code = byte >> shift & 15;
+                    }
+                }
+            }
+            Self::Packed { columns } => {
+                let rows = stored.chunks_exact(columns).zip(target.chunks_exact_mut(columns.div_ceil(2)));
+                for (codes, packed) in rows {
+                    for (pair, byte) in codes.chunks(2).zip(packed) {
+                        *byte = (pair[0] & 15) | pair.get(1).map_or(0, |code| code << 4);
+                    }
+                }
+            }
+            Self::Flipped { mask } => {
+                stored.iter().zip(target).for_each(|(stored, target)| *target = stored ^ mask);
+            }
         }
     }
 }
@@ -79,5 +151,56 @@ fn widen_pairs(stored: &[u8], target: &mut [u8], above: u8) {
     for (byte, two) in stored.iter().zip(target.as_chunks_mut::<2>().0) {
         let code = |shift: u32| (byte >> shift & 3) + above;
         *two = [code(0) | code(2) << 4, code(4) | code(6) << 4];
+    }
+}
+
+/// Exchanges rows and columns, in blocks that stay in the cache of the processor.
+fn turn(stored: &[u8], target: &mut [u8], [rows, columns]: [usize; 2], width: usize) {
+    const BLOCK: usize = 32;
+    assert_eq!(
+        (stored.len(), target.len()),
+        (rows * columns * width, rows * columns * width),
+        "the length of a matrix"
+    );
+    for first in (0..rows).step_by(BLOCK) {
+        for second in (0..columns).step_by(BLOCK) {
+            for row in first..rows.min(first + BLOCK) {
+                for column in second..columns.min(second + BLOCK) {
+                    let (from, to) = ((row * columns + column) * width, (column * rows + row) * width);
+                    target[to..to + width].copy_from_slice(&stored[from..from + width]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_of_four_bits_are_turned() {
+        // Three rows of five codes, without a gap between rows.
+        let stored = [0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0x0e];
+        let turned = [
+            Repack::Unpacked { count: 15 },
+            Repack::Turned { rows: 3, columns: 5, width: 1 },
+            Repack::Packed { columns: 3 },
+            Repack::Flipped { mask: 0x88 },
+        ];
+        let columns: [[u8; 3]; 5] = [[0, 5, 10], [1, 6, 11], [2, 7, 12], [3, 8, 13], [4, 9, 14]];
+        let wanted = columns.iter().flat_map(|[one, two, three]| [(one | two << 4) ^ 0x88, three ^ 0x88]);
+        assert_eq!(Repack::all(&turned, &stored), wanted.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn elements_are_turned_and_repeated() {
+        let steps = [Repack::Turned { rows: 2, columns: 3, width: 2 }, Repack::Repeated { width: 2, times: 2 }];
+        let stored: Vec<u8> = (0..12).collect();
+        let wanted = [0, 1, 0, 1, 6, 7, 6, 7, 2, 3, 2, 3, 8, 9, 8, 9, 4, 5, 4, 5, 10, 11, 10, 11];
+        assert_eq!(Repack::all(&steps, &stored), wanted);
+        let many: Vec<u8> = (0..70 * 33).map(|at| (at % 251) as u8).collect();
+        let turned = Repack::all(&[Repack::Turned { rows: 70, columns: 33, width: 1 }], &many);
+        assert!((0..70 * 33).all(|at| turned[at % 33 * 70 + at / 33] == many[at]));
     }
 }

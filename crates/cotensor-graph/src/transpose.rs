@@ -1,7 +1,8 @@
 //! Folds `Transpose(weight)` into a transposed weight, which is shared by its content. An engine would fold it into a
 //! private copy.
 
-use super::proto::{normal_domain, visit_graphs, visit_nodes};
+use super::proto::{has_four_bits, normal_domain, visit_graphs, visit_nodes};
+use super::repack::Repack;
 use super::types::Weight;
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
@@ -9,7 +10,15 @@ use std::collections::{HashMap, HashSet};
 /// Replaces transpositions of weights by weights, and drops unused weights.
 pub(super) fn fold(graph: &mut GraphProto, weights: &mut Vec<Weight>) {
     let outputs: HashSet<String> = graph.output.iter().filter_map(|output| output.name.clone()).collect();
-    let by_name: HashMap<&str, &Weight> = weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
+    let four_bits: HashSet<&str> = graph
+        .initializer
+        .iter()
+        .filter(|tensor| has_four_bits(tensor))
+        .filter_map(|tensor| tensor.name.as_deref())
+        .collect();
+    // The shape of a weight of 4 bits is not that of its bytes.
+    let whole = weights.iter().filter(|weight| !four_bits.contains(weight.name.as_str()));
+    let by_name: HashMap<&str, &Weight> = whole.map(|weight| (weight.name.as_str(), weight)).collect();
     let mut sources = HashSet::new();
     let mut transposed = Vec::new();
     graph.node.retain(|node| match transposition(node, &by_name) {
@@ -52,7 +61,7 @@ fn transposition(node: &NodeProto, weights: &HashMap<&str, &Weight>) -> Option<(
     if node.op_type.as_deref() != Some("Transpose") || !normal_domain(node.domain.as_deref()).is_empty() {
         return None;
     }
-    let weight = weights.get(input.as_str()).filter(|weight| !weight.source.is_rearranged())?;
+    let weight = weights.get(input.as_str()).filter(|weight| weight.source.permutation.is_none())?;
     // The engine reports a second definition of the name.
     if output.is_empty() || weights.contains_key(output.as_str()) {
         return None;
@@ -69,6 +78,12 @@ fn transposition(node: &NodeProto, weights: &HashMap<&str, &Weight>) -> Option<(
     }
     let shape = permutation.iter().map(|&axis| weight.shape[axis]).collect();
     let mut source = weight.source.clone();
-    source.permutation = Some(permutation);
+    match (weight.shape.as_slice(), permutation.as_slice()) {
+        _ if source.repacks.is_empty() => source.permutation = Some(permutation),
+        (&[rows, columns], [1, 0]) => {
+            source.repacks.push(Repack::Turned { rows, columns, width: source.dtype.size_bytes() });
+        }
+        _ => return None,
+    }
     Some((input.clone(), Weight { name: output.clone(), dtype: weight.dtype, shape, source }))
 }

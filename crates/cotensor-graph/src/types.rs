@@ -28,14 +28,14 @@ pub struct WeightSource {
     pub dtype: DType,
     /// For a weight that is transposed while loading: the dimension in the file of each dimension of the weight.
     pub permutation: Option<Vec<usize>>,
-    /// For a weight of codes that are made of other codes while loading.
-    pub repack: Option<Repack>,
+    /// The steps by which loading makes the elements of those in the file, if they are not these. Without a permutation.
+    pub repacks: Vec<Repack>,
 }
 
 impl WeightSource {
     /// Whether elements of the weight lie in another order than in the file, so that it cannot be read in parts.
     pub fn is_rearranged(&self) -> bool {
-        self.permutation.is_some() || self.repack.is_some()
+        self.permutation.is_some() || !self.repacks.is_empty()
     }
 }
 

@@ -37,5 +37,7 @@ pub enum Content {
 pub(super) struct Names {
     pub(super) codes: String,
     pub(super) scales: String,
+    /// Zero points of a product by codes, which have no offsets then.
+    pub(super) zeros: Option<String>,
     pub(super) offsets: Option<String>,
 }

@@ -89,9 +89,13 @@ impl Graph {
         found
     }
 
-    /// Whether a product reads codes.
+    /// Whether a product of numbers reads codes, or will in the form that engines get.
     pub fn has_codes(&self) -> bool {
-        has_products(self.graph())
+        let mut found = has_products(self.graph());
+        if !found {
+            self.visit_dequantized(&mut |_, _| found = true);
+        }
+        found
     }
 
     /// The values of the main graph that products by a matrix multiply, each once, with `columns` elements in the last dimension.
@@ -169,7 +173,7 @@ impl Graph {
 /// Whether the file has the weight with exchanged dimensions. `None` for a weight that is not a matrix of `float32` or `float16`.
 fn stored_transposed(weight: &Weight) -> Option<bool> {
     let source = &weight.source;
-    if !matches!(weight.dtype, DType::F32 | DType::F16) || source.dtype != weight.dtype || source.repack.is_some() {
+    if !matches!(weight.dtype, DType::F32 | DType::F16) || source.dtype != weight.dtype || !source.repacks.is_empty() {
         return None;
     }
     match source.permutation.as_deref() {

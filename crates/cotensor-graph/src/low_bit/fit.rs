@@ -1,5 +1,6 @@
 //! Products by codes that an engine does not have, or would expand, as products by codes of 4 bits.
 
+use super::made::{Form, MadeTensors};
 use super::product::{float_scales, sums_of_groups};
 use super::rules::CodeRules;
 use crate::build::Builder;
@@ -7,12 +8,11 @@ use crate::coded_product::{MICROSOFT, Shape, is_product};
 use crate::constants::Constants;
 use crate::initializer::detach;
 use crate::onnx::Graph;
-use crate::proto::{tensor_bytes, visit_nodes};
+use crate::proto::visit_nodes;
 use crate::repack::Repack;
 use crate::transpose::{self, drop_unread};
-use crate::types::{Weight, WeightSource};
-use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
-use std::cell::RefCell;
+use cotensor_core::DType;
+use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
 
 impl Graph {
@@ -28,26 +28,24 @@ impl Graph {
         let flat = flat_scales(self.graph());
         let mut build = Builder::new(&self.model);
         let graph = self.model.graph.as_mut().expect("an opened model has a graph");
-        let mut codes =
-            NewCodes { stored: &stored, made: HashMap::new(), tensors: Vec::new(), weights: &mut self.weights };
+        let mut made = MadeTensors::new(&mut self.weights);
         build.replace(graph, &mut |build, node| {
             let Some(product) = Product::of(node, rules, &floats) else { return false };
             let (first, second) = Repack::of(product.shape.bits, product.shape.group);
-            let Some(first) = codes.of(build, &product, first) else { return false };
+            let Some(first) = product.repacked(build, &stored, &mut made, first) else { return false };
             if !rules.keeps_activations && product.shape.bits != 3 {
                 set(node, "accuracy_level", 0);
             }
             match second {
                 None => become_four_bits(node, &first),
                 Some(second) => {
-                    let Some(second) = codes.of(build, &product, second) else { return false };
+                    let Some(second) = product.repacked(build, &stored, &mut made, second) else { return false };
                     product.halves(build, node, [&first, &second], flat.contains(&node.input[2]));
                 }
             }
             second.is_some()
         });
-        let NewCodes { tensors, .. } = codes;
-        graph.initializer.extend(tensors);
+        made.finish(graph);
         let stored = stored.into_keys().collect();
         drop_unread(graph, &mut self.weights, stored);
         // The scales of halves, by group.
@@ -137,53 +135,22 @@ fn set(node: &mut NodeProto, name: &str, value: i64) {
     }
 }
 
-/// The codes of 4 bits that are made of others.
-struct NewCodes<'w> {
-    stored: &'w HashMap<String, TensorProto>,
-    /// The names by the name and the form of the stored ones.
-    made: HashMap<(String, Repack), String>,
-    tensors: Vec<TensorProto>,
-    weights: &'w mut Vec<Weight>,
-}
-
-impl NewCodes<'_> {
+impl Product {
     /// The name of codes in another form. `None` for those that are not a constant of the product's groups.
-    fn of(&mut self, build: &mut Builder, product: &Product, repack: Repack) -> Option<String> {
-        let codes = product.codes.as_str();
-        let key = (codes.to_owned(), repack);
-        if let Some(name) = self.made.get(&key) {
-            return Some(name.clone());
-        }
-        let tensor = self.stored.get(codes)?;
-        if product.shape.codes()?.as_slice() != tensor.dims || tensor.data_type != Some(DataType::UINT8) {
+    fn repacked(
+        &self,
+        build: &mut Builder,
+        stored: &HashMap<String, TensorProto>,
+        made: &mut MadeTensors<'_>,
+        step: Repack,
+    ) -> Option<String> {
+        let tensor = stored.get(&self.codes)?;
+        let wanted = self.shape.codes()?;
+        if wanted.as_slice() != tensor.dims || tensor.data_type != Some(DataType::UINT8) {
             return None;
         }
-        let [rows, groups, bytes] = product.shape.codes()?;
-        let dims = vec![rows, groups, repack.len(usize::try_from(bytes).ok()?) as i64];
-        let name = build.fresh(format!("{codes}.{}", repack.name()));
-        let mut new = TensorProto {
-            name: Some(name.clone()),
-            dims: dims.clone(),
-            data_type: Some(DataType::UINT8),
-            ..TensorProto::default()
-        };
-        match self.weights.iter().find(|weight| weight.name == codes) {
-            Some(weight) if weight.source.is_rearranged() => return None,
-            Some(weight) => {
-                let source = WeightSource { repack: Some(repack), ..weight.source.clone() };
-                let shape = dims.iter().map(|&dim| usize::try_from(dim).ok()).collect::<Option<_>>()?;
-                self.weights.push(Weight { name: name.clone(), dtype: weight.dtype, shape, source });
-            }
-            None if tensor.data_location == Some(DataLocation::EXTERNAL) => return None,
-            None => {
-                let stored = tensor_bytes(tensor);
-                let mut bytes = vec![0; repack.len(stored.len())];
-                repack.fill(&stored, &mut bytes);
-                new.raw_data = Some(RefCell::new(bytes));
-            }
-        }
-        self.tensors.push(new);
-        self.made.insert(key, name.clone());
-        Some(name)
+        let [rows, groups, bytes] = wanted;
+        let dims = vec![rows, groups, step.len(usize::try_from(bytes).ok()?) as i64];
+        made.of(build, tensor, Form { part: step.name(), codes: Some(DType::U8), dims, steps: vec![step] })
     }
 }

@@ -16,14 +16,23 @@
 //!
 //! Codes of 3 bits are two planes in each group: first the two lower bits of all codes, 4 in a byte, then the higher bits, 8 in a byte.
 //!
+//! A matrix that `DequantizeLinear` makes of constants has codes, too. [`Graph::fit_codes`](crate::Graph::fit_codes) puts them in its place:
+//! `(code − zero point) · scale` with a scale for the whole matrix, for each row or for blocks of a row.
+//!
 //! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_codes`](crate::Graph::fit_codes)
 //! makes nodes that an engine does not have, or would run by expanding the matrix, products of 4-bit codes, with equal results.
 
 mod codes;
+mod dequantized;
 mod find;
 mod fit;
 mod halves;
+mod made;
 mod product;
+mod qdq;
+mod qdq_product;
+mod qdq_reader;
+mod qdq_table;
 mod replace;
 mod rotation;
 mod rules;

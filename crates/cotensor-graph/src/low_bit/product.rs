@@ -33,7 +33,9 @@ pub(super) fn replace(
     if summand.is_some() || names.offsets.is_some() {
         product = build.fresh(format!("{output}.codes"));
     }
-    build.give("MatMulNBits", &[x, &names.codes, &names.scales], &product, attributes);
+    let mut inputs = vec![x.as_str(), &names.codes, &names.scales];
+    inputs.extend(names.zeros.as_deref());
+    build.give("MatMulNBits", &inputs, &product, attributes);
     if let Some(node) = build.nodes.last_mut() {
         node.domain = Some(if low.bits == 3 { COTENSOR } else { MICROSOFT }.to_owned());
     }

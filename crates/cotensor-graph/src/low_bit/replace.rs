@@ -96,7 +96,7 @@ fn store(
     let mut add = |part: &str, dtype, shape, content| {
         let name = build.fresh(format!("{name}.{part}"));
         let source =
-            WeightSource { file: PathBuf::new(), offset: 0, length: 0, dtype, permutation: None, repack: None };
+            WeightSource { file: PathBuf::new(), offset: 0, length: 0, dtype, permutation: None, repacks: Vec::new() };
         stored.push((Weight { name: name.clone(), dtype, shape, source }, content));
         name
     };
@@ -104,7 +104,7 @@ fn store(
     let codes = add("codes", DType::U8, vec![matrix.rows, groups, bytes], Content::Codes(number));
     let scales = add("scales", low.scales, vec![matrix.rows, groups], Content::Scales(number));
     let offsets = low.offsets.map(|dtype| add("offsets", dtype, vec![matrix.rows, groups], Content::Offsets(number)));
-    Names { codes, scales, offsets }
+    Names { codes, scales, zeros: None, offsets }
 }
 
 /// Replaces the nodes that read the matrices, and imports the operator sets of the new ones.
@@ -171,14 +171,14 @@ fn of_product(build: &mut Builder, names: &Names, low: &LowBits) -> Names {
             build.op_with("Transpose", &[offsets], format!("{offsets}.by_group"), vec![ints("perm", &[1, 0])]);
         build.as_float_from(dtype, &by_group, format!("{offsets}.float"))
     });
-    Names { codes: names.codes.clone(), scales: float_scales(build, names, low), offsets }
+    Names { codes: names.codes.clone(), scales: float_scales(build, names, low), zeros: None, offsets }
 }
 
 /// The tensors of a matrix as tables read them: scales and offsets in `float32`, since WebGPU may have no `float16`.
 fn of_table(build: &mut Builder, names: &Names, low: &LowBits) -> Names {
     let offsets = names.offsets.as_ref().zip(low.offsets);
     let offsets = offsets.map(|(offsets, dtype)| build.as_float_from(dtype, offsets, format!("{offsets}.float")));
-    Names { codes: names.codes.clone(), scales: float_scales(build, names, low), offsets }
+    Names { codes: names.codes.clone(), scales: float_scales(build, names, low), zeros: None, offsets }
 }
 
 fn float_scales(build: &mut Builder, names: &Names, low: &LowBits) -> String {

@@ -19,6 +19,8 @@ pub struct CodeRules {
     pub keeps_activations: bool,
     /// Whether products compute with `float32` where the graph has `float16`.
     pub widens_floats: bool,
+    /// Whether `MatMulInteger` gives the right sums for all codes of 8 bits.
+    pub multiplies_int8: bool,
 }
 
 /// Codes of one width.
@@ -56,8 +58,9 @@ impl CodeRules {
 
 impl Graph {
     /// Makes each `MatMulNBits` that an engine does not multiply as it is one or two products of 4 bits without zero points and bias, and
-    /// sums, with equal results.
+    /// sums, with equal results. Matrices that `DequantizeLinear` makes of constants become codes first.
     pub fn fit_codes(&mut self, rules: &CodeRules) {
+        self.without_dequantized(rules);
         if self.has_codes() {
             self.widen_sums(rules);
             self.without_zero_points(rules);

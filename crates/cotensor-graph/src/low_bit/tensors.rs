@@ -7,7 +7,7 @@ use crate::proto::visit_nodes;
 /// The inputs of the operator between the activations and the indices of groups.
 const TENSORS: usize = 3;
 
-/// A product by codes, as its node has it.
+/// A product by codes, as its node has it; or one by a matrix that `DequantizeLinear` makes of constants, as it becomes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodedProduct {
     /// The names of its codes, scales and zero points; no zero points for a node without these.
@@ -35,6 +35,15 @@ impl Graph {
                 group: shape.group,
                 rows: shape.rows,
                 columns: shape.groups.saturating_mul(shape.group),
+            });
+        });
+        self.visit_dequantized(&mut |matrix, grouping| {
+            found.push(CodedProduct {
+                tensors: matrix.names().cloned().collect(),
+                bits: matrix.bits(),
+                group: grouping.group,
+                rows: grouping.rows,
+                columns: grouping.columns,
             });
         });
         found

@@ -31,6 +31,20 @@ fn bytes_of<'a>(engine: &str, weight: &Weight, lease: &'a Lease) -> Result<&'a [
     lease.bytes().ok_or_else(on_device)
 }
 
+/// # Errors
+/// `Unsupported`, with the node as the field, for a graph that has codes of 4 bits in a form that only files have.
+pub(super) fn refuse_four_bits(engine: &str, graph: &Graph) -> Result<()> {
+    match graph.reader_of_four_bits() {
+        Some(node) => {
+            let message = format!(
+                "{engine} has no tensors of 4 bits, and this node is no product, and no table, with blocks of 16, 32, 48 … elements"
+            );
+            Err(Error::unsupported(message).in_file(graph.path()).in_field(node))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The positions of the inputs in `ports`, in the order of `names`.
 ///
 /// # Errors

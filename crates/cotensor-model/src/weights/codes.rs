@@ -144,7 +144,7 @@ impl StoredCodes {
 fn bytes(weights: &[&Weight]) -> usize {
     let forms = weights.iter().map(|weight| {
         let source = &weight.source;
-        ((weight.dtype, &source.permutation, source.repack), weight.size_bytes())
+        ((weight.dtype, &source.permutation, &source.repacks), weight.size_bytes())
     });
     forms.collect::<HashMap<_, _>>().values().sum()
 }

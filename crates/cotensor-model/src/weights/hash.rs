@@ -42,7 +42,7 @@ impl WeightFiles {
         for weight in graph.weights() {
             let source = &weight.source;
             hasher.number(self.by_path[&source.file] as u64).number(source.offset);
-            hasher.field(format!("{} {:?} {:?}", weight.dtype, source.permutation, source.repack).as_bytes());
+            hasher.field(format!("{} {:?} {:?}", weight.dtype, source.permutation, source.repacks).as_bytes());
         }
         hasher.finish()
     }

@@ -201,7 +201,7 @@ mod tests {
             length: bytes as u64,
             dtype,
             permutation: None,
-            repack: None,
+            repacks: Vec::new(),
         };
         Weight { name: "w".to_owned(), dtype: DType::F32, shape: vec![bytes / dtype.size_bytes()], source }
     }

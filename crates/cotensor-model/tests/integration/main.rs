@@ -4,6 +4,7 @@
 
 mod adapters;
 mod configuration;
+mod dequantized;
 mod embedders;
 mod embedding;
 mod engine;

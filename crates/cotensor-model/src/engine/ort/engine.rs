@@ -4,7 +4,7 @@ use super::library::{Library, library};
 use super::native::{OpenModel, Session, SessionOptions};
 use super::prepacked;
 use crate::engine::api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
-use crate::engine::checks::weight_bytes;
+use crate::engine::checks::{refuse_four_bits, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::graph::{CodeForm, Graph, Port};
 use crate::weights::HashedWeights;
@@ -95,6 +95,8 @@ impl OrtEngine {
 
     fn describe<'g>(&self, graph: &'g Graph, leases: &[Lease]) -> Result<OpenModel<'g>> {
         weight_bytes("onnxruntime", graph, leases)?;
+        // It takes shared weights as values of the types of a store.
+        refuse_four_bits("onnxruntime with shared weights", graph)?;
         if !leases.is_empty() && graph.inputs().is_empty() {
             return Err(Error::unsupported("onnxruntime takes shared weights for graphs with inputs only"));
         }
@@ -132,6 +134,7 @@ impl Engine for OrtEngine {
             code_forms: CODE_FORMS,
             expands_codes: self.derived.is_none(),
             has_zero_points: true,
+            multiplies_int8: true,
             keeps_activations: true,
             is_reproducible: false,
         }

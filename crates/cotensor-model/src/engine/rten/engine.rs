@@ -6,7 +6,7 @@ use super::load::{load, load_with};
 use super::names::NamedModel;
 use super::{saturation, state};
 use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
-use crate::engine::checks::{input_positions, output_positions, weight_bytes};
+use crate::engine::checks::{input_positions, output_positions, refuse_four_bits, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator};
 use crate::engine::state::{Keep, RunState};
@@ -115,6 +115,7 @@ impl Engine for RtenEngine {
             code_forms: CODE_FORMS,
             expands_codes: false,
             has_zero_points: false,
+            multiplies_int8: !saturation::is_possible(),
             keeps_activations: false,
             is_reproducible: true,
         }
@@ -131,6 +132,7 @@ impl Engine for RtenEngine {
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
         self.check(graph)?;
         refuse_wide_types(graph)?;
+        refuse_four_bits(Self::NAME, graph)?;
         let bytes = weight_bytes(Self::NAME, graph, &weights)?;
         saturation::refuse(graph, &bytes)?;
         let slice = |bytes: &[u8]| {

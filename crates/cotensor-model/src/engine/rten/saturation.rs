@@ -6,11 +6,16 @@ use cotensor_core::{DType, Error, Result};
 use rten_gemm::GemmExecutor;
 use std::collections::BTreeMap;
 
+/// Whether sums of this processor's kernels may saturate.
+pub(super) fn is_possible() -> bool {
+    GemmExecutor::<u8, i8, i32>::default().may_saturate()
+}
+
 /// # Errors
 /// `Unsupported`, with the name of the node, if this processor's kernels could compute a product of `graph` wrongly.
 /// `weights` has the bytes of each weight.
 pub(super) fn refuse(graph: &Graph, weights: &[&[u8]]) -> Result<()> {
-    if !GemmExecutor::<u8, i8, i32>::default().may_saturate() {
+    if !is_possible() {
         return Ok(());
     }
     match saturating(graph, weights) {

@@ -1,0 +1,191 @@
+//! The values that `DequantizeLinear` gives: matrices that it makes of constants, and factors of products by them.
+
+use crate::coded_product::MICROSOFT;
+use crate::constants::Constants;
+use crate::proto::{defined_twice, has_four_bits, integer, normal_domain, operator, tensor_bytes};
+use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
+use std::collections::HashMap;
+
+/// A matrix whose elements are `(code − zero point) · scale`.
+#[derive(Clone)]
+pub(super) struct Dequantized {
+    pub(super) codes: TensorProto,
+    pub(super) scales: TensorProto,
+    /// The zero points, of the type of the codes; without these, they are 0.
+    pub(super) zeros: Option<TensorProto>,
+    /// The dimensions of the codes.
+    pub(super) dims: [usize; 2],
+    pub(super) spread: Spread,
+    /// Whether the matrix is transposed after that.
+    pub(super) is_turned: bool,
+}
+
+/// Which elements have one scale and one zero point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spread {
+    /// All.
+    Whole,
+    /// Those with one index of this dimension.
+    Axis(usize),
+    /// Blocks of so many elements along a dimension.
+    Blocks { axis: usize, size: usize },
+}
+
+/// A factor of products whose elements have one scale and one zero point.
+pub(super) struct Factor {
+    /// The value with the codes.
+    pub(super) codes: String,
+    pub(super) scale: f32,
+    /// The zero point; without one, it is 0.
+    pub(super) zero: Option<TensorProto>,
+}
+
+/// The values of the main graph by name.
+pub(super) struct Values {
+    pub(super) matrices: HashMap<String, Dequantized>,
+    pub(super) factors: HashMap<String, Factor>,
+}
+
+impl Values {
+    /// `None` for a graph without such matrices.
+    pub(super) fn of(graph: &GraphProto) -> Option<Self> {
+        if !graph.node.iter().any(is_dequantize) {
+            return None;
+        }
+        let constants = Constants::of(graph);
+        let twice = defined_twice(graph);
+        let mut found = Self { matrices: HashMap::new(), factors: HashMap::new() };
+        for node in &graph.node {
+            let Some(output) = node.output.first().filter(|output| !twice.contains(*output)) else { continue };
+            if node.input.iter().any(|input| twice.contains(input)) {
+                continue;
+            }
+            if is_dequantize(node) {
+                found.matrices.extend(Dequantized::of(node, &constants).map(|matrix| (output.clone(), matrix)));
+                found.factors.extend(Factor::of(node, &constants).map(|factor| (output.clone(), factor)));
+            } else if let Some(matrix) = is_transpose(node).then(|| found.matrices.get(&node.input[0])).flatten() {
+                let turned = Dequantized { is_turned: !matrix.is_turned, ..matrix.clone() };
+                found.matrices.insert(output.clone(), turned);
+            }
+        }
+        (!found.matrices.is_empty()).then_some(found)
+    }
+}
+
+fn is_dequantize(node: &NodeProto) -> bool {
+    node.op_type.as_deref() == Some("DequantizeLinear")
+        && matches!(normal_domain(node.domain.as_deref()), "" | MICROSOFT)
+}
+
+/// Whether a node exchanges the two dimensions of a matrix.
+fn is_transpose(node: &NodeProto) -> bool {
+    let perm = node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some("perm"));
+    operator(node) == "Transpose" && node.input.len() == 1 && perm.is_none_or(|perm| perm.ints == [1, 0])
+}
+
+/// A constant of numbers, with the name of the value: initializers are found by it.
+fn constant(constants: &Constants<'_>, name: &str) -> Option<TensorProto> {
+    let tensor = constants.plain(name)?;
+    let own = tensor.name.clone().filter(|_| constants.initializer(name).is_some());
+    Some(TensorProto { name: Some(own.unwrap_or_else(|| name.to_owned())), ..tensor.clone() })
+}
+
+impl Dequantized {
+    /// That of a node whose inputs are constants. `None` for other types and shapes.
+    fn of(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
+        let codes = constant(constants, node.input.first()?)?;
+        let scales = constant(constants, node.input.get(1)?)?;
+        let zeros = node.input.get(2).filter(|name| !name.is_empty());
+        let zeros = match zeros {
+            Some(name) => Some(constant(constants, name)?),
+            None => None,
+        };
+        let is_code = matches!(codes.data_type, Some(DataType::INT8 | DataType::UINT8)) || has_four_bits(&codes);
+        let is_scale = matches!(scales.data_type, Some(DataType::FLOAT | DataType::FLOAT16));
+        let has_zeros_of_it =
+            zeros.as_ref().is_none_or(|zeros| zeros.data_type == codes.data_type && zeros.dims == scales.dims);
+        // Its default is the type of the scales.
+        let gives = integer(node, "output_dtype").filter(|dtype| *dtype != 0);
+        let gives_scales = gives.is_none_or(|dtype| scales.data_type.is_some_and(|own| i64::from(own.0) == dtype));
+        let &[first, second] = codes.dims.as_slice() else { return None };
+        let dims = [usize::try_from(first).ok()?, usize::try_from(second).ok()?];
+        let spread = Spread::of(node, dims, &scales.dims)?;
+        let is_known = is_code && is_scale && has_zeros_of_it && gives_scales && !dims.contains(&0);
+        is_known.then_some(Self { codes, scales, zeros, dims, spread, is_turned: false })
+    }
+
+    pub(super) fn bits(&self) -> u32 {
+        if has_four_bits(&self.codes) { 4 } else { 8 }
+    }
+
+    pub(super) fn is_signed(&self) -> bool {
+        matches!(self.codes.data_type, Some(DataType::INT8 | DataType::INT4))
+    }
+
+    pub(super) fn is_float(&self) -> bool {
+        self.scales.data_type == Some(DataType::FLOAT)
+    }
+
+    /// Whether all zero points are `zero`. Those of a weight are not known.
+    pub(super) fn has_zero(&self, zero: u8) -> bool {
+        let Some(zeros) = &self.zeros else { return zero == 0 };
+        let bytes = tensor_bytes(zeros);
+        let count = zeros.dims.iter().product::<i64>() as usize;
+        let is_zero = |at: usize| match self.bits() {
+            4 => bytes.get(at / 2).is_some_and(|byte| byte >> (4 * (at % 2)) & 15 == zero),
+            _ => bytes.get(at) == Some(&zero),
+        };
+        !bytes.is_empty() && (0..count).all(is_zero)
+    }
+
+    /// The names of the constants.
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        [Some(&self.codes), Some(&self.scales), self.zeros.as_ref()]
+            .into_iter()
+            .flatten()
+            .filter_map(|one| one.name.as_ref())
+    }
+}
+
+impl Spread {
+    fn of(node: &NodeProto, dims: [usize; 2], scales: &[i64]) -> Option<Self> {
+        let axis = integer(node, "axis").unwrap_or(1);
+        let axis = usize::try_from(if axis < 0 { axis + 2 } else { axis }).ok().filter(|axis| *axis < 2)?;
+        let size = usize::try_from(integer(node, "block_size").unwrap_or(0)).ok()?;
+        let has = |wanted: &[usize]| {
+            scales.iter().map(|&dim| usize::try_from(dim).ok()).eq(wanted.iter().map(|&dim| Some(dim)))
+        };
+        if size > 0 {
+            let mut blocks = dims;
+            blocks[axis] = dims[axis] / size;
+            return (dims[axis].is_multiple_of(size) && has(&blocks)).then_some(Self::Blocks { axis, size });
+        }
+        if has(&[]) || has(&[1]) {
+            return Some(Self::Whole);
+        }
+        has(&[dims[axis]]).then_some(Self::Axis(axis))
+    }
+}
+
+impl Factor {
+    /// That of a node whose codes are not a constant.
+    fn of(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
+        let codes = node.input.first().filter(|name| constants.plain(name).is_none())?;
+        let scale = constants.plain(node.input.get(1)?).filter(|scale| scale.data_type == Some(DataType::FLOAT))?;
+        let zero = match node.input.get(2).filter(|name| !name.is_empty()) {
+            Some(name) => Some(constant(constants, name)?),
+            None => None,
+        };
+        let is_code = |zero: &TensorProto| matches!(zero.data_type, Some(DataType::INT8 | DataType::UINT8));
+        let is_known = zero.as_ref().is_none_or(|zero| is_code(zero) && tensor_bytes(zero).len() == 1);
+        let bytes: [u8; 4] = tensor_bytes(scale).try_into().ok()?;
+        let scale = f32::from_le_bytes(bytes);
+        is_known.then(|| Self { codes: codes.clone(), scale, zero })
+    }
+
+    /// Whether `MatMulInteger` multiplies by codes that are signed, or not. It has no products of signed by unsigned codes, and the type of
+    /// codes without a zero point is not known.
+    pub(super) fn fits(&self, is_signed: bool) -> bool {
+        is_signed || self.zero.as_ref().is_some_and(|zero| zero.data_type == Some(DataType::UINT8))
+    }
+}
