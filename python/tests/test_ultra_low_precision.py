@@ -140,7 +140,7 @@ def test_impossible_precisions_are_refused_by_name(pool: ResourcePoolBridgeInteg
     assert not list((tmp_path / "cache").rglob("*.onnx")), "a model of another type is not quantized"
 
 
-def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration) -> None:
+def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:
     quantized = ResourcePoolBridgeIntegration(models=REPOSITORY / "fixtures" / "low-bit", threads=1)
     with pytest.raises(cotensor.UnsupportedError) as raised:
         get(quantized, "text", "bert", precision=3)
@@ -149,6 +149,25 @@ def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration) 
     with pytest.raises(cotensor.InvalidError) as empty:
         get(pool, "text", "bert", precision=3, calibration=[])
     assert empty.value.field == "calibration", "no samples are not the same as none asked for"
+    # A folder of mixed widths has the bits for which these were chosen.
+    shutil.copytree(REPOSITORY / "fixtures" / "low-bit" / "bert", tmp_path / "mixed" / "bert")
+    path = tmp_path / "mixed" / "bert" / "quantization.json"
+    report = json.loads(path.read_text())
+    report["mixed"] = {
+        "target_bits": 8.5,
+        "bits": 8.4,
+        "uniform_bits": None,
+        "output_error": 0.1,
+        "uniform_output_error": None,
+        "is_mixed": True,
+    }
+    path.write_text(json.dumps(report))
+    mixed = ResourcePoolBridgeIntegration(models=tmp_path / "mixed", threads=1)
+    for bits in (2, 4):
+        with pytest.raises(cotensor.UnsupportedError) as other:
+            get(mixed, "text", "bert", precision=bits, mixed_precision=True)
+        assert other.value.field == "precision" and "quantized already" in str(other.value)
+    assert get(mixed, "text", "bert", precision=8, mixed_precision=True).quantization == report
 
 
 def test_a_changed_file_makes_the_copy_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,11 @@ test("a page says what it needs instead of quantizing", async () => {
 test("reports of mixed widths, of 3 bits, and damaged ones", async () => {
   const open = (argument, report) => withPool(sites.plain, getModel, { argument, report });
   const graphs = REPORT.graphs;
-  const mixed = { ...REPORT, mixed: { is_mixed: true } };
-  assert.deepEqual(await open({ precision: 4, mixedPrecision: true }, mixed), { has: true });
+  const mixed = (target_bits) => ({ ...REPORT, mixed: { is_mixed: true, target_bits } });
+  assert.deepEqual(await open({ precision: 4, mixedPrecision: true }, mixed(4.5)), { has: true });
+  for (const target of [3.9, 5, 8.5, null, undefined]) {
+    assert.match(await open({ precision: 4, mixedPrecision: true }, mixed(target)), /^Unsupported: precision: .*no weights of 4 bits with mixed widths/, `${target}`);
+  }
   const three = { ...REPORT, graphs: graphs.map((graph) => ({ ...graph, opens_in_onnxruntime: false, matrices: graph.matrices.map((matrix) => ({ ...matrix, bits: 3 })) })) };
   assert.match(await open({ precision: 3 }, three), /^Unsupported: .*products of 3 bits, for which onnxruntime-web has no operator/);
   for (const damaged of [{}, [], { graphs: [{}] }, { graphs: 7 }]) assert.match(await open({ precision: 4 }, damaged), /^Corrupt: .*quantization\.json/);

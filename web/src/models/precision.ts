@@ -19,7 +19,11 @@ export interface QuantizationReport {
     readonly matrices: readonly { readonly bits: number; readonly rows: number; readonly columns: number; readonly bits_per_weight: number }[];
   }[];
   /** How widths were chosen; null for one width. */
-  readonly mixed: { readonly is_mixed: boolean } | null;
+  readonly mixed: {
+    readonly is_mixed: boolean;
+    /** The most bits for a weight that were asked for, with scales. */
+    readonly target_bits: number;
+  } | null;
 }
 
 /** Reads the report of a model's folder; nothing without one. */
@@ -79,6 +83,8 @@ function parsed(modelName: string, text: string | undefined): QuantizationReport
 
 function fits({ graphs, mixed }: QuantizationReport, bits: number, mixedPrecision: boolean): boolean {
   const widths = graphs.flatMap(({ matrices }) => matrices.map((matrix) => matrix.bits));
-  // Where one width had no larger error, `--mixed` wrote it.
-  return mixedPrecision ? mixed !== null && widths.length > 0 : widths.length > 0 && widths.every((width) => width === bits);
+  if (widths.length === 0) return false;
+  if (!mixedPrecision) return widths.every((width) => width === bits);
+  // Where one width had no larger error, `--mixed` wrote it. Scales have less than one bit for a weight.
+  return mixed !== null && mixed.target_bits >= bits && mixed.target_bits < bits + 1;
 }

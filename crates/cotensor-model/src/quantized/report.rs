@@ -44,11 +44,13 @@ impl QuantizeReport {
         self.graphs.iter().find(|graph| Path::new(&graph.file) == file)
     }
 
-    /// Whether the matrices have these bits, or, with `is_mixed`, were written with widths of their own for them. Where one width had no
-    /// larger error, that was written.
+    /// Whether the matrices have these bits, or, with `is_mixed`, were written with widths of their own for a target of these bits and less
+    /// than one bit for scales. Where one width had no larger error, that was written.
     pub fn has_bits(&self, bits: u32, is_mixed: bool) -> bool {
         let mut matrices = self.graphs.iter().flat_map(|graph| &graph.matrices).peekable();
-        matrices.peek().is_some() && if is_mixed { self.mixed.is_some() } else { matrices.all(|one| one.bits == bits) }
+        let is_target = |mixed: &MixedReport| (0.0..1.0).contains(&(mixed.target_bits - f64::from(bits)));
+        matrices.peek().is_some()
+            && if is_mixed { self.mixed.as_ref().is_some_and(is_target) } else { matrices.all(|one| one.bits == bits) }
     }
 
     /// The mean bits of a weight that is a code, with scales and offsets.
