@@ -23,6 +23,21 @@ pub struct Graph {
     pub(super) structure_hash: ContentHash,
 }
 
+impl Clone for Graph {
+    fn clone(&self) -> Self {
+        let ModelProto { ir_version, graph, opset_import, .. } = &self.model;
+        let (graph, opset_import) = (graph.clone(), opset_import.clone());
+        Self {
+            path: self.path.clone(),
+            model: ModelProto { ir_version: *ir_version, graph, opset_import, ..ModelProto::default() },
+            weights: self.weights.clone(),
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            structure_hash: self.structure_hash,
+        }
+    }
+}
+
 impl Graph {
     /// Reads an ONNX file from `reader`. Finds external data in `files` but does not read it. `path` names the file in
     /// messages.

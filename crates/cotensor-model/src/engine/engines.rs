@@ -145,6 +145,13 @@ impl Engines {
     }
 }
 
+#[cfg(test)]
+impl Engines {
+    pub(crate) fn of(engines: Vec<Arc<dyn Engine>>) -> Self {
+        Self { engines, absent: Vec::new(), options: EngineOptions::default() }
+    }
+}
+
 impl From<Arc<dyn Engine>> for Engines {
     fn from(engine: Arc<dyn Engine>) -> Self {
         Self { engines: vec![engine], absent: Vec::new(), options: EngineOptions::default() }
@@ -195,11 +202,10 @@ mod tests {
         };
         let expanding = || Arc::new(Expanding) as Arc<dyn Engine>;
         let rten = || Arc::new(RtenEngine::new(Some(1))) as Arc<dyn Engine>;
-        let of = |engines| Engines { engines, absent: Vec::new(), options: EngineOptions::default() };
-        let both = of(vec![expanding(), rten()]);
+        let both = Engines::of(vec![expanding(), rten()]);
         assert_eq!(order(&both, false), [("expanding", 0), ("rten", 1)]);
         assert_eq!(order(&both, true), [("rten", 1), ("expanding", 2)]);
-        assert_eq!(order(&of(vec![expanding()]), true), [("expanding", 0)]);
+        assert_eq!(order(&Engines::of(vec![expanding()]), true), [("expanding", 0)]);
     }
 
     /// An engine that expands codes.

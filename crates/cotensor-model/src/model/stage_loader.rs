@@ -80,7 +80,7 @@ impl StageLoader {
         &self,
         role: &str,
         kind: Kind,
-        mut graph: Graph,
+        graph: Graph,
         preprocessing: &[ContentHash],
         origin: &Origin<'_>,
         start: Instant,
@@ -93,6 +93,8 @@ impl StageLoader {
         self.engines.place(graph.has_codes(), |engine, reasons| {
             graph.check_repeatable()?;
             engine.check(&graph)?;
+            // The next engine gets the graph of the file, if this one refuses it.
+            let mut graph = graph.clone();
             engine.capabilities().fit(&mut graph);
             let weights = HashedWeights::of(&graph, &*self.store)?;
             let fingerprint = graph.fingerprint(weights.hashes());
@@ -133,12 +135,115 @@ impl StageLoader {
     }
 
     /// The space of `graph` as a stage, without loading it.
-    pub(crate) fn space(&self, mut graph: Graph, preprocessing: &[ContentHash]) -> Result<Space> {
+    pub(crate) fn space(&self, graph: Graph, preprocessing: &[ContentHash]) -> Result<Space> {
         self.engines.place(graph.has_codes(), |engine, _| {
             engine.check(&graph)?;
+            let mut graph = graph.clone();
             engine.capabilities().fit(&mut graph);
             let weights = HashedWeights::of(&graph, &*self.store)?;
             Ok(space_of(graph.fingerprint(weights.hashes()), preprocessing))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
+    use crate::graph::open_graph;
+    use cotensor_core::{DType, Error, ErrorKind};
+    use cotensor_store::{Lease, LocalStore};
+    use rten_onnx::onnx::{DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto};
+    use std::cell::RefCell;
+    use std::path::Path;
+
+    /// An engine that refuses all graphs, and keeps what it saw.
+    struct Refusing {
+        widens_floats: bool,
+        error: ErrorKind,
+        seen: Mutex<Vec<(DType, ContentHash)>>,
+    }
+
+    impl Refusing {
+        fn new(widens_floats: bool, error: ErrorKind) -> Arc<Self> {
+            Arc::new(Self { widens_floats, error, seen: Mutex::default() })
+        }
+    }
+
+    impl Engine for Refusing {
+        fn name(&self) -> &'static str {
+            "refusing"
+        }
+
+        fn version(&self) -> &'static str {
+            "1"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { widens_floats: self.widens_floats, ..RtenEngine::new(Some(1)).capabilities() }
+        }
+
+        fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
+            let hashes: Vec<ContentHash> =
+                weights.iter().map(|lease| ContentHash::of(lease.bytes().unwrap_or_default())).collect();
+            lock(&self.seen).push((graph.weights()[0].dtype, graph.fingerprint(&hashes)));
+            Err(Error::new(self.error, "refused"))
+        }
+
+        fn load_file(&self, _: &Path, _: FileMode) -> Result<Arc<dyn LoadedGraph>> {
+            Err(Error::new(self.error, "refused"))
+        }
+    }
+
+    /// `y = x + w` with a `float16` weight.
+    fn model() -> ModelProto {
+        let name = |name: &str| Some(name.to_owned());
+        let weight = TensorProto {
+            name: name("w"),
+            dims: vec![1024],
+            data_type: Some(DataType::FLOAT16),
+            raw_data: Some(RefCell::new((0..2048).map(|at| (at % 60) as u8).collect())),
+            ..TensorProto::default()
+        };
+        let node = NodeProto {
+            op_type: name("Add"),
+            input: vec!["x".into(), "w".into()],
+            output: vec!["y".into()],
+            ..NodeProto::default()
+        };
+        let port = |port: &str| ValueInfoProto { name: name(port), r#type: None };
+        let graph = GraphProto {
+            node: vec![node],
+            initializer: vec![weight],
+            input: vec![port("x")],
+            output: vec![port("y")],
+            value_info: vec![],
+        };
+        let opset_import = vec![OperatorSetIdProto { domain: None, version: Some(18) }];
+        ModelProto { ir_version: Some(8), opset_import, graph: Some(graph), ..ModelProto::default() }
+    }
+
+    /// What an engine gets does not depend on the engines that refused the graph before.
+    #[test]
+    fn an_engine_gets_the_graph_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        std::fs::write(&path, model().write_buf().unwrap()).unwrap();
+        let seen = |before: Option<Arc<Refusing>>| {
+            let last = Refusing::new(false, ErrorKind::Engine);
+            let engines = before.into_iter().chain([last.clone()]).map(|engine| engine as Arc<dyn Engine>);
+            let loader = StageLoader::new(LocalStore::builder().build(), Engines::of(engines.collect()));
+            let origin = Origin { producer: "model:test", report: None };
+            let graph = open_graph(&path).unwrap();
+            let loaded = loader.load_stage("encoder", Kind::Other, graph, &[], &origin, Instant::now());
+            assert_eq!(loaded.err().unwrap().kind(), ErrorKind::Engine);
+            lock(&last.seen).clone()
+        };
+        let first = Refusing::new(true, ErrorKind::Unsupported);
+        let alone = seen(None);
+        assert_eq!(alone[0].0, DType::F16);
+        assert_eq!(seen(Some(Arc::clone(&first))), alone);
+        assert_eq!(lock(&first.seen)[0].0, DType::F32);
+        assert_ne!(lock(&first.seen)[0].1, alone[0].1);
     }
 }
