@@ -72,6 +72,9 @@ fn text(explanation: &Explanation) -> String {
         for reason in &stage.engine_reasons {
             let _ = writeln!(text, "  not on {reason}");
         }
+        if let Some(notice) = &stage.engine_notice {
+            let _ = writeln!(text, "  slower than it could be: {notice}");
+        }
         for line in stage.condition.iter().chain(&stage.not_shared) {
             let _ = writeln!(text, "  {line}");
         }

@@ -44,15 +44,18 @@ pub trait Engine: Send + Sync {
 
     /// Loads `graph`, with these weights and this [fingerprint](Graph::fingerprint), from files in the layout of the engine's
     /// kernels. Makes the files if they do not exist. The loaded graph needs no weights of the store. `None`: the engine has no
-    /// such files, or cannot make them, such as on a full disk.
+    /// such files.
+    ///
+    /// # Errors
+    /// The reason why it cannot make or open them, such as a full disk. The weights of the store are enough then, but for speed.
     fn load_derived(
         &self,
         graph: &Graph,
         weights: &HashedWeights<'_>,
         fingerprint: &ContentHash,
-    ) -> Option<Arc<dyn LoadedGraph>> {
+    ) -> Result<Option<Arc<dyn LoadedGraph>>> {
         let _ = (graph, weights, fingerprint);
-        None
+        Ok(None)
     }
 
     /// Loads a graph from its file as a program without Cotensor would. The demo and the benchmarks compare against
@@ -106,7 +109,9 @@ pub struct Capabilities {
     pub widens_floats: bool,
     /// The codes that the engine's `MatMulNBits` multiplies without expanding the matrix.
     pub code_forms: &'static [CodeForm],
-    /// The engine expands codes for each run of a graph, since it multiplies packed ones only and has no folder to keep them in.
+    /// The engine multiplies codes that it packed into derived files, and expands those of the store for each run.
+    pub packs_codes: bool,
+    /// The engine expands codes for each run of a graph, since it has no folder to keep packed ones in.
     pub expands_codes: bool,
     /// The engine's `MatMulNBits` has packed zero points and a bias.
     pub has_zero_points: bool,

@@ -24,6 +24,9 @@ pub struct EngineInfo {
     pub absent: Vec<String>,
 }
 
+/// Why an engine expands codes.
+pub(crate) const WITHOUT_CACHE: &str = "without a cache for packed codes, it expands codes of few bits for each run";
+
 /// The engines of a runtime, best first. Each graph runs on the first one that supports it.
 #[derive(Clone)]
 pub struct Engines {
@@ -109,6 +112,11 @@ impl Engines {
         &self.absent
     }
 
+    /// Whether another engine follows if one refuses a graph.
+    pub(crate) fn has_several(&self) -> bool {
+        self.engines.len() > 1
+    }
+
     /// The folder of derived files that the engines use.
     pub fn derived_files(&self) -> Option<&Arc<dyn DerivedFiles>> {
         self.options.derived.as_ref()
@@ -129,8 +137,7 @@ impl Engines {
         let expands = |engine: &&Arc<dyn Engine>| has_codes && engine.capabilities().expands_codes;
         let (last, first): (Vec<_>, Vec<_>) = self.engines.iter().partition(expands);
         if !first.is_empty() {
-            let reason = "without a cache for packed codes, it expands codes of few bits for each run";
-            reasons.extend(last.iter().map(|engine| format!("{}: {reason}", engine.name())));
+            reasons.extend(last.iter().map(|engine| format!("{}: {WITHOUT_CACHE}", engine.name())));
         }
         for engine in first.into_iter().chain(last) {
             match load(engine, &reasons) {

@@ -13,6 +13,7 @@ mod rten;
 mod state;
 
 pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph, keep_arrays};
+pub(crate) use engines::WITHOUT_CACHE;
 pub use engines::{AUTO, EngineInfo, Engines};
 #[cfg(feature = "onnxruntime")]
 pub use ort::{OrtEngine, add_libraries, installed_library, search_python};

@@ -1,13 +1,13 @@
 //! Loading graphs as stages, with weights and results in a store.
 
-use crate::engine::Engines;
+use crate::engine::{Engine, Engines, WITHOUT_CACHE};
 use crate::graph::Graph;
 use crate::graph::key::space_of;
 use crate::quantized::GraphReport;
 use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::{HashedWeights, StoredCodes};
 use cotensor_core::sync::lock;
-use cotensor_core::{ContentHash, Kind, Result, Space};
+use cotensor_core::{ContentHash, Error, Kind, Result, Space};
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -100,6 +100,7 @@ impl StageLoader {
             let fingerprint = graph.fingerprint(weights.hashes());
             let space = space_of(fingerprint, preprocessing);
             let mut leases = None;
+            let mut slow = None;
             loop {
                 // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its
                 // own.
@@ -109,10 +110,16 @@ impl StageLoader {
                 }
                 let loaded = match leases.take() {
                     Some(leases) => Some(engine.load(&graph, leases)?),
-                    None => engine.load_derived(&graph, &weights, &fingerprint),
+                    None => engine.load_derived(&graph, &weights, &fingerprint).unwrap_or_else(|error| {
+                        slow = Some(format!(
+                            "it cannot keep packed codes of few bits, and expands them for each run: {error}"
+                        ));
+                        None
+                    }),
                 };
                 let Some(loaded) = loaded else {
                     drop(stages);
+                    slow = self.slow(engine, &graph, slow.take())?;
                     leases = Some(weights.lease_described(&self.store.holder(producer), producer, &codes)?);
                     continue;
                 };
@@ -124,7 +131,7 @@ impl StageLoader {
                     weights: weights.hashes().iter().copied().zip(sizes).collect(),
                     joins_rows: graph.joins_rows(),
                 };
-                let runs_on = RunsOn::new(&**engine, &*loaded, reasons);
+                let runs_on = RunsOn { notice: slow, ..RunsOn::new(&**engine, &*loaded, reasons) };
                 let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
                 let stage = Arc::new(stage);
                 stages.retain(|_, stage| stage.strong_count() > 0);
@@ -132,6 +139,22 @@ impl StageLoader {
                 return Ok(stage);
             }
         })
+    }
+
+    /// Why an engine that loads a graph with weights of the store expands its codes for each run; `None` if it does not. `reason` is that
+    /// for which it has no derived files.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason, if another engine follows that may not expand them.
+    fn slow(&self, engine: &Arc<dyn Engine>, graph: &Graph, reason: Option<String>) -> Result<Option<String>> {
+        let able = engine.capabilities();
+        if !able.packs_codes || !graph.has_codes() {
+            return Ok(None);
+        }
+        match reason {
+            Some(reason) if self.engines.has_several() => Err(Error::unsupported(reason)),
+            reason => Ok(Some(reason.unwrap_or_else(|| WITHOUT_CACHE.to_owned()))),
+        }
     }
 
     /// The space of `graph` as a stage, without loading it.
@@ -149,11 +172,13 @@ impl StageLoader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
+    use crate::engine::{Capabilities, FileMode, LoadedGraph, RtenEngine};
     use crate::graph::open_graph;
-    use cotensor_core::{DType, Error, ErrorKind};
+    use cotensor_core::{DType, ErrorKind};
     use cotensor_store::{Lease, LocalStore};
-    use rten_onnx::onnx::{DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto};
+    use rten_onnx::onnx::{
+        DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
+    };
     use std::cell::RefCell;
     use std::path::Path;
 

@@ -53,6 +53,8 @@ pub struct StageUse {
     pub engine: String,
     /// For each better engine that does not run the stage: its name and the reason.
     pub engine_reasons: Vec<String>,
+    /// Why the engine is slower than it could be.
+    pub engine_notice: Option<String>,
 }
 
 /// The name of the output that a head reads.
@@ -157,6 +159,7 @@ fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> Result<StageUse> {
         condition: condition(this),
         engine: this.stage.runs_on().engine.clone(),
         engine_reasons: this.stage.runs_on().reasons.clone(),
+        engine_notice: this.stage.runs_on().notice.clone(),
     })
 }
 

@@ -34,12 +34,14 @@ pub struct RunsOn {
     pub engine: String,
     /// For each better engine that does not run the stage: its name and the reason.
     pub reasons: Vec<String>,
+    /// Why the engine is slower than it could be.
+    pub notice: Option<String>,
 }
 
 impl RunsOn {
     pub(crate) fn new(engine: &dyn Engine, graph: &dyn LoadedGraph, reasons: &[String]) -> Self {
         let engine = [engine.name(), engine.version(), graph.variant()].join(" ");
-        Self { engine: engine.trim_end().to_owned(), reasons: reasons.to_vec() }
+        Self { engine: engine.trim_end().to_owned(), reasons: reasons.to_vec(), notice: None }
     }
 }
 

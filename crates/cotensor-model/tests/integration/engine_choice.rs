@@ -1,7 +1,7 @@
 //! Each graph runs on the first engine that computes it rightly, and the explanation says which one and why.
 
 use crate::support::onnx::{engines, f32_tensor, int_attribute, node, string_attribute};
-use crate::support::{copy, edit, inputs, tiny, user};
+use crate::support::{copy, edit, fixtures, inputs, tiny, user};
 use cotensor_core::{ContentHash, DerivedFiles, ErrorKind, Hold, Result};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{self, AUTO, EngineOptions, Engines, RtenEngine};
@@ -153,4 +153,33 @@ fn without_room_for_derived_files_the_store_has_the_weights() {
             run_user(&model, &user("one", "bert", "sentence-embedding"), &inputs(), &store.holder("one")).unwrap();
         }
     }
+}
+
+/// onnxruntime expands codes of the store for each run: another engine is better, and one that was chosen is told of.
+#[test]
+fn without_room_for_packed_codes_another_engine_runs_the_graph() {
+    for takes_weights in [false, true] {
+        let derived = Arc::new(Unwritable { root: tempfile::tempdir().unwrap(), takes_weights });
+        let options = EngineOptions { threads: Some(1), derived: Some(derived) };
+        let Ok(ort) = engine::open("ort", options.clone()) else { return };
+        let stage = |engines: Engines| {
+            let store = LocalStore::builder().build();
+            let model = Runtime::new(store, engines).open(&fixtures().join("low-bit/bert")).unwrap();
+            model.stage("encoder").unwrap().runs_on().clone()
+        };
+        let chosen = stage(ort.into());
+        assert!(chosen.engine.starts_with("ort ") && !chosen.engine.contains("prepacked"), "{chosen:?}");
+        assert!(chosen.notice.as_ref().is_some_and(|notice| notice.contains("cannot keep packed codes")), "{chosen:?}");
+        let best = stage(Engines::auto(options));
+        assert!(best.engine.starts_with("rten ") && best.notice.is_none(), "{best:?}");
+        assert!(
+            best.reasons.iter().any(|reason| reason.starts_with("ort: ") && reason.contains("packed codes")),
+            "{best:?}"
+        );
+    }
+    // Without a folder, the reason is known before the graph is loaded.
+    let Ok(ort) = engine::open("ort", Some(1)) else { return };
+    let model = runtime(ort).open(&fixtures().join("low-bit/bert")).unwrap();
+    let notice = model.stage("encoder").unwrap().runs_on().notice.clone();
+    assert!(notice.as_ref().is_some_and(|notice| notice.contains("without a cache")), "{notice:?}");
 }

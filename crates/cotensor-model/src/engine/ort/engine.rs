@@ -57,9 +57,14 @@ impl OrtEngine {
     }
 
     /// The derived files and the key of a graph with weights; `None` if it has none, or without a folder for the files.
-    fn derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Option<(&dyn DerivedFiles, ContentHash)> {
-        let derived = self.derived.as_deref().filter(|_| !graph.weights().is_empty())?;
-        Some((derived, prepacked::key(self.library, fingerprint)?))
+    ///
+    /// # Errors
+    /// `Unsupported` on a processor that is not known.
+    fn derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Result<Option<(&dyn DerivedFiles, ContentHash)>> {
+        let Some(derived) = self.derived.as_deref().filter(|_| !graph.weights().is_empty()) else { return Ok(None) };
+        let key = prepacked::key(self.library, fingerprint);
+        let key = key.ok_or_else(|| Error::unsupported("/proc/cpuinfo does not name the processor"))?;
+        Ok(Some((derived, key)))
     }
 
     fn open_derived(&self, graph: &Graph, folder: &Path) -> Result<Arc<dyn LoadedGraph>> {
@@ -75,9 +80,9 @@ impl OrtEngine {
         derived: &dyn DerivedFiles,
         key: &ContentHash,
         folder: &Path,
-    ) -> Option<Arc<dyn LoadedGraph>> {
+    ) -> Result<Arc<dyn LoadedGraph>> {
         let opened = guarded("loading", || self.open_derived(graph, folder));
-        opened.inspect_err(|_| derived.remove_files(key)).ok()
+        opened.inspect_err(|_| derived.remove_files(key))
     }
 
     /// onnxruntime maps one weight of a file after the other, packs it and unmaps it.
@@ -132,6 +137,7 @@ impl Engine for OrtEngine {
             writes_outputs_in_place: true,
             widens_floats: false,
             code_forms: CODE_FORMS,
+            packs_codes: true,
             expands_codes: self.derived.is_none(),
             has_zero_points: true,
             multiplies_int8: true,
@@ -155,18 +161,17 @@ impl Engine for OrtEngine {
         graph: &Graph,
         weights: &HashedWeights<'_>,
         fingerprint: &ContentHash,
-    ) -> Option<Arc<dyn LoadedGraph>> {
-        let (derived, key) = self.derived(graph, fingerprint)?;
+    ) -> Result<Option<Arc<dyn LoadedGraph>>> {
+        let Some((derived, key)) = self.derived(graph, fingerprint)? else { return Ok(None) };
         // Files that cannot be opened are made again.
         let found = derived.find_files(&key);
-        if let Some(loaded) = found.and_then(|folder| self.open_or_remove(graph, derived, &key, &folder)) {
-            return Some(loaded);
+        if let Some(loaded) = found.and_then(|folder| self.open_or_remove(graph, derived, &key, &folder).ok()) {
+            return Ok(Some(loaded));
         }
+        // A fault of the graph is found again when it is loaded with the weights of the store.
         let make = || derived.make_files(&key, &mut |folder| self.make_derived(graph, weights, folder));
-        // Without files, such as on a full disk, the weights of the store are enough. A fault of the graph is found again
-        // when it is loaded with these.
-        let folder = guarded("loading", make).ok()?;
-        self.open_or_remove(graph, derived, &key, &folder)
+        let folder = guarded("loading", make)?;
+        self.open_or_remove(graph, derived, &key, &folder).map(Some)
     }
 
     /// onnxruntime maps external data in both modes. It uses the same kernels as for shared graphs.

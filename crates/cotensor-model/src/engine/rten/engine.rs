@@ -113,6 +113,7 @@ impl Engine for RtenEngine {
             writes_outputs_in_place: false,
             widens_floats: true,
             code_forms: CODE_FORMS,
+            packs_codes: false,
             expands_codes: false,
             has_zero_points: false,
             multiplies_int8: !saturation::is_possible(),

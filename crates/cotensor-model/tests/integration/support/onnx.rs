@@ -192,6 +192,8 @@ pub(crate) fn load_graph(engine: &dyn Engine, graph: &Graph, store: &dyn Store) 
     let weights = HashedWeights::of(graph, store).unwrap();
     engine
         .load_derived(graph, &weights, &graph.fingerprint(weights.hashes()))
+        .ok()
+        .flatten()
         .unwrap_or_else(|| engine.load(graph, weights.lease(&store.holder("test"), "test").unwrap()).unwrap())
 }
 
