@@ -107,9 +107,14 @@ def setup_ultra_low_precision(
         mixed_precision=mixed_precision,
         folder=os.fspath(folder),
         bits_per_weight=bits_per_weight,
-        output_errors={graph["file"]: graph["output_error"] for graph in graphs},
+        output_errors={graph["file"]: _measured(graph["output_error"]) for graph in graphs},
         context_tokens=context_tokens,
         notices=tuple(notices),
         report=report,
         hardware_preferences=preferences,
     )
+
+
+def _measured(error: "float | str | None") -> Optional[float]:
+    """A number of a report, in which a text stands for one that is not finite."""
+    return None if error is None else float(error)

@@ -85,7 +85,8 @@ test("reports of mixed widths, of 3 bits, and damaged ones", async () => {
   }
   const three = { ...REPORT, graphs: graphs.map((graph) => ({ ...graph, opens_in_onnxruntime: false, matrices: graph.matrices.map((matrix) => ({ ...matrix, bits: 3 })) })) };
   assert.match(await open({ precision: 3 }, three), /^Unsupported: .*products of 3 bits, for which onnxruntime-web has no operator/);
-  for (const damaged of [{}, [], { graphs: [{}] }, { graphs: 7 }]) assert.match(await open({ precision: 4 }, damaged), /^Corrupt: .*quantization\.json/);
+  const large = { ...REPORT, graphs: graphs.map((graph) => ({ ...graph, matrices: graph.matrices.map((matrix) => ({ ...matrix, rows: 2 ** 52 })) })) };
+  for (const damaged of [{}, [], { graphs: [{}] }, { graphs: 7 }, large]) assert.match(await open({ precision: 4 }, damaged), /^Corrupt: .*quantization\.json/);
 });
 
 test("numbers of bits are checked by name", async () => {

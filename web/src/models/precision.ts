@@ -14,8 +14,8 @@ export interface QuantizationReport {
     readonly file: string;
     /** Whether onnxruntime has all its operators. */
     readonly opens_in_onnxruntime: boolean;
-    /** The relative error of the outputs on samples that were held out; null without samples. */
-    readonly output_error: number | null;
+    /** The relative error of the outputs on samples that were held out; null without samples, a text such as `NaN` if it is not finite. */
+    readonly output_error: number | string | null;
     readonly matrices: readonly { readonly bits: number; readonly rows: number; readonly columns: number; readonly bits_per_weight: number }[];
   }[];
   /** How widths were chosen; null for one width. */
@@ -74,7 +74,9 @@ function parsed(modelName: string, text: string | undefined): QuantizationReport
   try {
     const report = JSON.parse(text) as QuantizationReport;
     // Reads every part once: a damaged file fails here.
-    if (report.graphs.every(({ file, matrices }) => typeof file === "string" && Array.isArray(matrices))) return report;
+    const isMatrix = ({ bits, rows, columns, bits_per_weight }: QuantizationReport["graphs"][number]["matrices"][number]): boolean =>
+      [bits, rows, columns].every((number) => Number.isSafeInteger(number) && number > 0) && Number.isSafeInteger(rows * columns) && Number.isFinite(bits_per_weight);
+    if (report.graphs.every(({ file, matrices }) => typeof file === "string" && Array.isArray(matrices) && matrices.every(isMatrix))) return report;
   } catch {
     // The same error follows.
   }

@@ -60,7 +60,7 @@ export async function setupUltraLowPrecision(
     precisionBits,
     mixedPrecision,
     bitsPerWeight: bitsPerWeight(graphs),
-    outputErrors: Object.fromEntries(graphs.map((graph) => [graph.file, graph.output_error])),
+    outputErrors: Object.fromEntries(graphs.map(({ file, output_error: error }) => [file, error === null ? null : Number(error)])),
     notices,
     hardwarePreferences,
   };

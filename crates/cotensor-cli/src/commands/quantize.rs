@@ -76,6 +76,9 @@ fn text(report: &QuantizeReport, out: &Path) -> String {
     if let Some(mixed) = &report.mixed {
         text.push_str(&of_mixed(mixed));
     }
+    if let Some(engine) = &report.engine {
+        let _ = writeln!(text, "errors of results and outputs are those on {engine}");
+    }
     if !report.left_out.is_empty() {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "not copied: {}", plain(&report.left_out.join(", ")));

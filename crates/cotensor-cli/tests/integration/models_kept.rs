@@ -148,7 +148,8 @@ fn bits_and_errors_of_a_quantized_model_are_listed() {
     assert!(quantized["relative_error"].as_f64().is_some_and(|error| error > 0.0 && error < 0.2), "{quantized}");
     assert!(quantized["output_error"].is_null() && quantized["run_bits"].as_f64().unwrap() > 0.0, "{quantized}");
     let table = String::from_utf8(daemon.ok(&["models", "ps"])).unwrap();
-    assert!(table.contains("bits") && table.contains("encoder 4.5"), "{table}");
+    let bits = format!("encoder 4.5, {:.1} in the store", quantized["run_bits"].as_f64().unwrap());
+    assert!(table.contains("bits") && table.contains(&bits), "{table}");
     daemon.ok(&["models", "unload", "--all"]);
     daemon.ok(&["embed", &fixture("bert"), "gulls", "--pooling", "mean"]);
     let table = String::from_utf8(daemon.ok(&["models", "ps"])).unwrap();

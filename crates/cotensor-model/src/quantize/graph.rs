@@ -122,7 +122,9 @@ pub(super) fn candidates(
             let error = report.output_error.unwrap_or(report.relative_error);
             if let (Some(sensitivity), Width::Three) = (&sensitivity, width) {
                 let of_outputs = sensitivity.of(one.weight, matrix, &tensor, one.low.rotation)?;
-                share = of_outputs.filter(|_| error > 0.0).map_or(1.0, |of_outputs| of_outputs / error);
+                share = of_outputs
+                    .filter(|found| found.is_finite() && error > 0.0)
+                    .map_or(1.0, |of_outputs| of_outputs / error);
             }
             choices.push(Choice { bits: elements as f64 * report.bits_per_weight, error });
         }

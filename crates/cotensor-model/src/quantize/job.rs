@@ -7,6 +7,7 @@ use super::measure::compare;
 use super::options::QuantizeOptions;
 use super::plan;
 use super::watch::Progress;
+use crate::engine::RtenEngine;
 use crate::pipeline::Samples;
 use crate::quantized::{GraphReport, MixedReport, QuantizeReport, bits_per_weight};
 use cotensor_core::{Error, Result};
@@ -40,6 +41,7 @@ impl Job<'_> {
             return Ok(());
         };
         (report.samples, report.held_out) = (samples.known.len(), samples.held_out.len());
+        report.engine = Some(RtenEngine::describe());
         let mut step = |done, all| progress("running samples", done, all);
         let calibration = Calibration::of_samples(self.folder, samples.all, &samples.known, self.options, &mut step)?;
         let uniform = Plan::uniform(self.options, Some(&calibration));
@@ -69,11 +71,7 @@ impl Job<'_> {
             let mut others = self.write(&other, &Plan::uniform(&options, Some(&calibration)), progress)?;
             found.uniform_output_error = self.measure(samples, &other, &mut others, progress)?;
             found.uniform_bits = Some(bits_per_weight(&others));
-            // Without outputs to compare, the errors of the layers decide, which chose the widths.
-            found.is_mixed = match (found.output_error, found.uniform_output_error) {
-                (Some(mixed), Some(uniform)) => mixed < uniform,
-                _ => true,
-            };
+            found.is_mixed = is_mixed_better(found.output_error, found.uniform_output_error);
             if !found.is_mixed {
                 self.move_graphs(&other, target)?;
                 graphs = others;
@@ -185,6 +183,15 @@ impl Job<'_> {
     }
 }
 
+/// Whether mixed widths have the smaller error of outputs. Without outputs to compare, the errors of the layers decide, which chose the
+/// widths. One width whose outputs are not numbers is not better.
+fn is_mixed_better(mixed: Option<f64>, uniform: Option<f64>) -> bool {
+    match (mixed, uniform) {
+        (Some(mixed), Some(uniform)) => uniform.is_nan() || mixed < uniform,
+        _ => true,
+    }
+}
+
 /// Different samples in two parts.
 pub(super) struct Divided<'s> {
     all: &'s Samples,
@@ -205,5 +212,25 @@ impl<'s> Divided<'s> {
         let (held_out, known): (Vec<_>, Vec<_>) = numbered.partition(|(number, _)| number % HELD_OUT == 0);
         let indices = |part: Vec<(usize, usize)>| part.into_iter().map(|(_, index)| index).collect();
         Ok(Self { all, known: indices(known), held_out: indices(held_out) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_width_is_written_if_its_error_is_not_larger() {
+        for (mixed, uniform, is_mixed) in [
+            (Some(0.1), Some(0.2), true),
+            (Some(0.2), Some(0.2), false),
+            (Some(0.2), Some(f64::NAN), true),
+            (Some(f64::NAN), Some(0.2), false),
+            (Some(f64::NAN), Some(f64::NAN), true),
+            (None, Some(0.2), true),
+            (None, None, true),
+        ] {
+            assert_eq!(is_mixed_better(mixed, uniform), is_mixed, "{mixed:?} {uniform:?}");
+        }
     }
 }

@@ -43,9 +43,9 @@ impl Difference {
         }
     }
 
-    /// The relative error of all outputs in the L2 norm. `None` if nothing was compared.
+    /// The relative error of all outputs in the L2 norm; NaN for outputs that are not numbers. `None` if nothing was compared.
     pub(super) fn relative_error(&self) -> Option<f64> {
-        (self.all > 0.0).then(|| self.relative())
+        (self.all != 0.0).then(|| self.relative())
     }
 
     /// The same: 0 for equal numbers, infinite for others than zeros.
@@ -196,5 +196,7 @@ mod tests {
         assert!((divergence - 1.523_188 / 4.0).abs() < 1e-5 && agreed == 0.75, "{divergence} {agreed}");
         difference.add(&[3.0, 4.0], &[3.0, 3.0]);
         assert_eq!(difference.relative_error(), Some(0.2));
+        difference.add(&[f32::NAN], &[1.0]);
+        assert!(difference.relative_error().is_some_and(f64::is_nan), "measured");
     }
 }

@@ -18,7 +18,7 @@ mod writer;
 
 pub use crate::quantized::{
     GraphReport, Kept, MatrixReport, MixedReport, OutputErrors, QuantizeReport, QuantizedWeights, REPORT_FILE,
-    WeightsOrigin,
+    WeightsOrigin, not_finite,
 };
 pub use copy::quantized_copy;
 pub use folder::{quantize_folder, work_folder};

@@ -1,9 +1,11 @@
 //! What is known of the quantized weights of a model: its report, which `quantize` writes, and a summary for users of the model.
 
+pub(crate) mod measured;
 mod origin;
 mod report;
 mod summary;
 
+pub use measured::not_finite;
 pub use origin::WeightsOrigin;
 pub(crate) use origin::{direction, dot, likeness};
 pub(crate) use report::bits_per_weight;

@@ -2,6 +2,7 @@ use super::origin::WeightsOrigin;
 use crate::folder::read_bounded;
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::fmt::Display;
 use std::path::Path;
 
 /// The file with the report, in the folder of the model.
@@ -9,6 +10,10 @@ pub const REPORT_FILE: &str = "quantization.json";
 
 /// The most bytes of a report.
 const REPORT_BYTES_MAX: u64 = 64 << 20;
+/// The most elements of a matrix, whose bits can be counted.
+const ELEMENTS_MAX: usize = usize::MAX / 64;
+/// The most bits of an element, with scales.
+const BITS_MAX: f64 = 64.0;
 
 /// A model whose weights were quantized.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -21,6 +26,9 @@ pub struct QuantizeReport {
     pub samples: usize,
     /// See `samples`. No code was fitted on these.
     pub held_out: usize,
+    /// The engine that ran the samples: codes were fitted for what it computes, and errors of outputs are those on it.
+    #[serde(default)]
+    pub engine: Option<String>,
     /// How widths were chosen; `None` for one width.
     pub mixed: Option<MixedReport>,
 }
@@ -29,14 +37,31 @@ impl QuantizeReport {
     /// The report in the folder of a model; `None` without one.
     ///
     /// # Errors
-    /// `Corrupt` for a report that is damaged, `Io`.
+    /// `Corrupt` for a report that is damaged, with the field, `Io`.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(REPORT_FILE);
         if !path.is_file() {
             return Ok(None);
         }
         let text = read_bounded(&path, REPORT_BYTES_MAX)?;
-        serde_json::from_slice(&text).map(Some).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))
+        let report: Self =
+            serde_json::from_slice(&text).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
+        report.check().map_err(|error| error.in_file(&path))?;
+        Ok(Some(report))
+    }
+
+    /// # Errors
+    /// `Corrupt`, with the field, for a number that no matrix has.
+    fn check(&self) -> Result<()> {
+        for (graph, found) in self.graphs.iter().enumerate() {
+            for (number, matrix) in found.matrices.iter().enumerate() {
+                matrix.check().map_err(|(field, value)| {
+                    let field = format!("graphs[{graph}].matrices[{number}].{field}");
+                    Error::corrupt(format!("{value} is not possible")).in_field(field)
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// That of the graph `file`, relative to the model's folder.
@@ -62,9 +87,8 @@ impl QuantizeReport {
 /// The mean bits of a weight that is a code.
 pub(crate) fn bits_per_weight(graphs: &[GraphReport]) -> f64 {
     let matrices = || graphs.iter().flat_map(|graph| &graph.matrices);
-    let elements = |rows: usize, columns: usize| (rows * columns) as f64;
-    let bits: f64 = matrices().map(|one| elements(one.rows, one.columns) * one.bits_per_weight).sum();
-    bits / matrices().map(|one| elements(one.rows, one.columns)).sum::<f64>().max(1.0)
+    let bits: f64 = matrices().map(|one| one.elements() * one.bits_per_weight).sum();
+    bits / matrices().map(MatrixReport::elements).sum::<f64>().max(1.0)
 }
 
 /// Widths of their own against one width.
@@ -77,8 +101,10 @@ pub struct MixedReport {
     /// See `bits`.
     pub uniform_bits: Option<f64>,
     /// The errors of the outputs on held-out samples, as the mean of all graphs.
+    #[serde(default, with = "super::measured")]
     pub output_error: Option<f64>,
     /// See `output_error`.
+    #[serde(default, with = "super::measured")]
     pub uniform_output_error: Option<f64>,
     /// Whether the mixed widths were written: they are if their outputs have the smaller error.
     pub is_mixed: bool,
@@ -90,14 +116,19 @@ pub struct MixedReport {
 #[serde(default)]
 pub struct OutputErrors {
     /// The relative error in the L2 norm, for equal inputs of the graph.
+    #[serde(with = "super::measured")]
     pub output_error: Option<f64>,
     /// For the next tokens of a decoder: the mean Kullback-Leibler divergence, in nats.
+    #[serde(with = "super::measured")]
     pub divergence: Option<f64>,
     /// For the next tokens of a decoder: the share of equal first choices.
+    #[serde(with = "super::measured")]
     pub top1: Option<f64>,
     /// For embeddings: the mean cosine to those of the full model.
+    #[serde(with = "super::measured")]
     pub cosine: Option<f64>,
     /// For embeddings: how many of the ten nearest samples stay among the ten nearest.
+    #[serde(with = "super::measured")]
     pub neighbours: Option<f64>,
     /// The tokens that the graph read.
     pub tokens: Option<u64>,
@@ -152,9 +183,35 @@ pub struct MatrixReport {
     /// The relative error of the weights in the L2 norm.
     pub relative_error: f64,
     /// The relative error of the product's result in the L2 norm, for the inputs of the calibration; `None` without those.
+    #[serde(default, with = "super::measured")]
     pub output_error: Option<f64>,
     /// The inputs of the calibration.
     pub inputs: usize,
+}
+
+impl MatrixReport {
+    /// The number of elements, which a damaged report may have too large for an integer.
+    pub(crate) fn elements(&self) -> f64 {
+        self.rows as f64 * self.columns as f64
+    }
+
+    /// # Errors
+    /// The field with a number that is not possible, and the number.
+    fn check(&self) -> std::result::Result<(), (&'static str, String)> {
+        let Self { rows, columns, bits, group, bits_per_weight, .. } = self;
+        let is_matrix = |rows: usize| rows.checked_mul(*columns).is_some_and(|elements| elements <= ELEMENTS_MAX);
+        let checks: [(_, bool, &dyn Display); 5] = [
+            ("columns", *columns > 0 && is_matrix(1), columns),
+            ("rows", *rows > 0 && is_matrix(*rows), rows),
+            ("bits", (1..=8).contains(bits), bits),
+            ("group", (1..=*columns).contains(group), group),
+            ("bits_per_weight", (1.0..=BITS_MAX).contains(bits_per_weight), bits_per_weight),
+        ];
+        match checks.iter().find(|(_, is_possible, _)| !is_possible) {
+            Some((field, _, value)) => Err((field, value.to_string())),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A weight that stayed as it was.

@@ -16,7 +16,7 @@ pub struct QuantizedWeights {
     /// The relative error of all these weights in the L2 norm, as the root of the mean square.
     pub relative_error: f64,
     /// The relative error of the results of their products, for the inputs of the calibration, as the root of the mean square.
-    #[serde(default)]
+    #[serde(default, with = "super::measured")]
     pub layer_error: Option<f64>,
     /// Of the outputs.
     #[serde(flatten)]
@@ -33,7 +33,7 @@ impl QuantizedWeights {
     /// computes with `precision`. `None` for a graph without matrices of codes.
     pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64, precision: DType) -> Option<Self> {
         let graph = report.graph(file).filter(|graph| !graph.matrices.is_empty())?;
-        let elements = |matrix: &MatrixReport| matrix.rows as f64 * matrix.columns as f64;
+        let elements = MatrixReport::elements;
         let mean = |error: &dyn Fn(&MatrixReport) -> Option<f64>| {
             let known = graph.matrices.iter().filter_map(|matrix| Some((elements(matrix), error(matrix)?)));
             let (count, sum) = known
@@ -42,7 +42,8 @@ impl QuantizedWeights {
         };
         let all: f64 = graph.matrices.iter().map(elements).sum();
         let is_wide = precision == DType::F32;
-        let kept: u64 = graph.kept.iter().map(|kept| kept.bytes << u32::from(is_wide && kept.is_float16)).sum();
+        let kept = graph.kept.iter().map(|kept| kept.bytes.saturating_mul(1 + u64::from(is_wide && kept.is_float16)));
+        let kept = kept.fold(0u64, u64::saturating_add);
         Some(Self {
             stored_bits: bits_per_weight(std::slice::from_ref(graph)),
             run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / all,

@@ -1,7 +1,7 @@
 //! What the tensors of quantized weights say about them: metadata of the blobs.
 
 use crate::graph::{Graph, Weight};
-use crate::quantized::{GraphReport, MatrixReport, OutputErrors, WeightsOrigin};
+use crate::quantized::{GraphReport, MatrixReport, OutputErrors, WeightsOrigin, measured};
 use cotensor_store::METADATA_BYTES_MAX;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -50,6 +50,7 @@ struct Metadata {
     /// The relative error of the weights in the L2 norm.
     relative_error: Option<f64>,
     /// That of the product's result, for the inputs of the calibration.
+    #[serde(serialize_with = "measured::serialize")]
     output_error: Option<f64>,
     /// Those of the outputs of the graph.
     outputs: Option<OutputErrors>,

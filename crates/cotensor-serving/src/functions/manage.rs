@@ -6,7 +6,7 @@ use crate::loaded::{LoadedModels, ModelInfo, ModelKey};
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_functions::{Arguments, Context, Failure, Value};
 use cotensor_model::engine::EngineInfo;
-use cotensor_model::quantize::QuantizedWeights;
+use cotensor_model::quantize::{QuantizedWeights, not_finite};
 use cotensor_model::stage::Stage;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -115,7 +115,9 @@ fn entry(info: &ModelInfo, all: &[(&ModelKey, HashMap<ContentHash, usize>)]) -> 
 
 /// Bits and errors of each loaded graph with weights of few bits. What was not measured is null.
 fn quantized(info: &ModelInfo) -> Vec<Value> {
-    let number = |number: Option<f64>| number.map_or(Value::Null, Value::Float);
+    // As in the report: JSON has no number that is not finite.
+    let one = |number: f64| not_finite(number).map_or(Value::Float(number), Into::into);
+    let number = |number: Option<f64>| number.map_or(Value::Null, one);
     // A damaged report is no reason against a list.
     let of_stage = |stage: &Arc<Stage>| {
         let found: QuantizedWeights = info.model.quantized(stage).ok().flatten()?;

@@ -75,11 +75,11 @@ struct Quantized {
 }
 
 impl Entry {
-    /// The bits of a weight of each graph that is quantized, in the file, and the errors of outputs that were measured.
+    /// The bits of a weight of each graph that is quantized, in the file and in the store, and the errors of outputs that were measured.
     fn bits(&self) -> String {
         let one = |Quantized { stage, weights }: &Quantized| {
             let error = weights.errors.output_error.map_or_else(String::new, |error| format!(", error {error:.3}"));
-            format!("{} {:.1}{error}", plain(stage), weights.stored_bits)
+            format!("{} {:.1}, {:.1} in the store{error}", plain(stage), weights.stored_bits, weights.run_bits)
         };
         self.quantized.iter().map(one).collect::<Vec<_>>().join("; ")
     }
