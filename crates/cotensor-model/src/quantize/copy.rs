@@ -3,7 +3,6 @@
 use super::folder::{ModelFiles, write_quantized};
 use super::options::QuantizeOptions;
 use super::watch::Progress;
-use crate::folder::changed;
 use crate::pipeline::Samples;
 use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, FileStamp, Hasher, Hold, Result};
 use std::fs;
@@ -37,7 +36,7 @@ pub fn quantized_copy(
         let copy = made.join(name);
         fs::create_dir(&copy).map_err(super::files::io("writing", &copy))?;
         write_quantized(&model, &copy, options, samples, progress)?;
-        if model.stamps()? == stamps { Ok(()) } else { Err(changed(&model.folder)) }
+        model.check_unchanged(&stamps)
     };
     for _ in 0..ATTEMPTS {
         let made = match files.find_files(&key) {

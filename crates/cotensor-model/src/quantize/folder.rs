@@ -4,7 +4,7 @@ use super::files::{files_of, io, is_copied, is_full_precision, make_parent};
 use super::job::{Divided, Job};
 use super::options::QuantizeOptions;
 use super::watch::Progress;
-use crate::folder::canonical_folder;
+use crate::folder::{canonical_folder, changed};
 use crate::model::checkpoint_of_scale;
 use crate::pipeline::Samples;
 use crate::preprocess::checkpoint::FILE as CHECKPOINT;
@@ -25,7 +25,7 @@ const REASONS_MAX: usize = 5;
 /// # Errors
 /// `Invalid` for a target that exists or lies in the folder, for options that are not possible, for a folder without a graph, and for
 /// fewer than 16 different samples; `Unsupported` for a model without a matrix that can be quantized, and for one whose outputs have a larger error with every width; as
-/// [`quantize_graph`](super::quantize_graph); the errors of running the model; `Io`.
+/// [`quantize_graph`](super::quantize_graph); the errors of running the model; `Conflict` for a folder that changes meanwhile; `Io`.
 pub fn quantize_folder(
     folder: &Path,
     target: &Path,
@@ -97,6 +97,12 @@ impl ModelFiles {
         self.files.iter().map(stamp).collect()
     }
 
+    /// # Errors
+    /// `Conflict` for files that changed since they had these times and sizes, `Io`.
+    pub(super) fn check_unchanged(&self, stamps: &[FileStamp]) -> Result<()> {
+        if self.stamps()? == stamps { Ok(()) } else { Err(changed(&self.folder)) }
+    }
+
     /// Adds the folder, the files and their times to the key of a copy.
     pub(super) fn add_to(&self, stamps: &[FileStamp], hasher: &mut Hasher) {
         hasher.field(self.folder.as_os_str().as_encoded_bytes()).number(self.files.len() as u64);
@@ -132,6 +138,8 @@ impl ModelFiles {
 /// A copy of a model that is being written.
 pub(super) struct NewFolder {
     pub(super) model: ModelFiles,
+    /// Those of the model's files before one is read.
+    stamps: Vec<FileStamp>,
     target: PathBuf,
     work: Work,
 }
@@ -145,8 +153,9 @@ impl NewFolder {
         }
         let model = ModelFiles::open(folder)?;
         check_parent(&model.folder, target)?;
+        let stamps = model.stamps()?;
         let work = Work::create(target)?;
-        Ok(Self { model, target: target.to_path_buf(), work })
+        Ok(Self { model, stamps, target: target.to_path_buf(), work })
     }
 
     /// The new file of a graph.
@@ -162,13 +171,15 @@ impl NewFolder {
     /// Copies the other files, writes the report, and gives the folder its name.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Conflict` for a folder that changed meanwhile, `Io`.
     pub(super) fn finish(self, report: &mut QuantizeReport) -> Result<()> {
         self.model.finish(&self.work.0, report)?;
         self.give_name()
     }
 
     fn give_name(self) -> Result<()> {
+        // Matrices of two states of a file are those of no model.
+        self.model.check_unchanged(&self.stamps)?;
         fs::rename(&self.work.0, &self.target).map_err(io("writing", &self.target))
     }
 }

@@ -137,6 +137,12 @@ impl Checkpoint {
         Ok((tensor.dtype, bytes.map_err(|error| error.in_field(tensor.name.as_str()))?))
     }
 
+    /// # Errors
+    /// As [`TensorFile::check_unchanged`].
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        self.files.iter().try_for_each(TensorFile::check_unchanged)
+    }
+
     /// The codes of a layer.
     ///
     /// # Errors

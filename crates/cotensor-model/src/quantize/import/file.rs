@@ -1,6 +1,6 @@
 //! Parts of files of other programs.
 
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, ErrorKind, FileStamp, Result};
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,8 @@ pub(super) struct TensorFile {
     file: File,
     /// Its length.
     pub(super) bytes: u64,
+    /// At the time of opening.
+    stamp: FileStamp,
 }
 
 impl TensorFile {
@@ -23,8 +25,18 @@ impl TensorFile {
             return Err(Error::invalid("not a regular file").in_file(path));
         }
         let file = File::open(path).map_err(io)?;
-        let bytes = file.metadata().map_err(io)?.len();
-        Ok(Self { path: path.to_path_buf(), file, bytes })
+        let stamp = FileStamp::of(&file.metadata().map_err(io)?);
+        Ok(Self { path: path.to_path_buf(), file, bytes: stamp.size, stamp })
+    }
+
+    /// # Errors
+    /// `Conflict` for a file that changed since it was opened, `Io`.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        let now = self.file.metadata().map_err(|error| Error::io("reading", &error).in_file(&self.path))?;
+        if FileStamp::of(&now) == self.stamp {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Conflict, "the file changed while its codes were read").in_file(&self.path))
     }
 
     pub(super) fn path(&self) -> &Path {

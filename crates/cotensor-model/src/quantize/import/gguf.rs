@@ -75,6 +75,12 @@ impl GgufFile {
         Ok((Self { file, matrices }, parameters))
     }
 
+    /// # Errors
+    /// As [`TensorFile::check_unchanged`].
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        self.file.check_unchanged()
+    }
+
     /// The codes of a matrix.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub struct ImportOptions {
 /// # Errors
 /// `Invalid` for a target that exists or lies in the folder, and, with the parameter as the field, for codes that are not those of the
 /// graph's weight and for a parameter that no graph has; `Corrupt` or `Unsupported`, with the tensor, for a file that is damaged, and for what
-/// has no exact form; the errors of reading the model, `Io`.
+/// has no exact form; `Conflict` for files that change meanwhile; the errors of reading the model, `Io`.
 pub fn import_folder(
     folder: &Path,
     target: &Path,
@@ -93,6 +93,7 @@ pub fn import_folder(
     if let Some(text) = options.keep.iter().find(|text| !used.borrow().contains(text.as_str())) {
         return Err(Error::invalid(format!("no weight has {text:?} in its name")).in_field("keep"));
     }
+    source.check_unchanged()?;
     new.finish(&mut report)?;
     Ok(report)
 }

@@ -43,6 +43,15 @@ impl Source {
         Ok(Self { place, parameters })
     }
 
+    /// # Errors
+    /// `Conflict` for files that changed since they were opened, `Io`.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        match &self.place {
+            Place::Gguf(file) => file.check_unchanged(),
+            Place::Checkpoint(checkpoint) => checkpoint.check_unchanged(),
+        }
+    }
+
     /// The codes of a parameter.
     ///
     /// # Errors

@@ -231,3 +231,28 @@ fn things_that_are_no_files_are_errors() {
     let error = import(&tiny("llama"), &quantized("llama.gguf"), target.path(), &[]).unwrap_err();
     assert!(error.message().contains("exists already"), "{error}");
 }
+
+/// Matrices of two states of a file are those of no model.
+#[test]
+fn files_that_change_meanwhile_are_refused() {
+    for name in ["model/onnx/model.onnx_data", "model/config.json", "from.gguf"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, from, target) =
+            (folder.path().join("model"), folder.path().join("from.gguf"), folder.path().join("new"));
+        copy(&tiny("llama"), &model);
+        fs::copy(quantized("llama.gguf"), &from).unwrap();
+        let options = ImportOptions { from, activations: Activations::Float32, keep: Vec::new() };
+        let changed = folder.path().join(name);
+        let mut longer = fs::read(&changed).unwrap();
+        longer.push(b' ');
+        let mut calls = 0;
+        let error = import_folder(&model, &target, &options, &mut |_, _, _| {
+            calls += 1;
+            fs::write(&changed, &longer).unwrap();
+        });
+        let error = error.unwrap_err();
+        assert!(calls > 1 && error.kind() == ErrorKind::Conflict, "{name}: {error}");
+        assert!(error.to_string().contains("changed") && error.file().is_some(), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "{name}");
+    }
+}
