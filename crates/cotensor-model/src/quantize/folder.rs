@@ -4,6 +4,7 @@ use super::files::{files_of, io, is_copied, is_full_precision, make_parent};
 use super::job::{Divided, Job};
 use super::options::QuantizeOptions;
 use super::watch::Progress;
+use super::work::Work;
 use crate::folder::{canonical_folder, changed};
 use crate::model::checkpoint_of_scale;
 use crate::pipeline::Samples;
@@ -34,7 +35,7 @@ pub fn quantize_folder(
     progress: &mut Progress<'_>,
 ) -> Result<QuantizeReport> {
     let new = NewFolder::create(folder, target)?;
-    let report = write_quantized(&new.model, &new.work.0, options, samples, progress)?;
+    let report = write_quantized(&new.model, new.work.path(), options, samples, progress)?;
     new.give_name()?;
     Ok(report)
 }
@@ -163,7 +164,7 @@ impl NewFolder {
     /// # Errors
     /// `Io`.
     pub(super) fn target_of(&self, graph: &Path) -> Result<PathBuf> {
-        let path = self.work.0.join(graph);
+        let path = self.work.path().join(graph);
         make_parent(&path)?;
         Ok(path)
     }
@@ -173,39 +174,14 @@ impl NewFolder {
     /// # Errors
     /// `Conflict` for a folder that changed meanwhile, `Io`.
     pub(super) fn finish(self, report: &mut QuantizeReport) -> Result<()> {
-        self.model.finish(&self.work.0, report)?;
+        self.model.finish(self.work.path(), report)?;
         self.give_name()
     }
 
     fn give_name(self) -> Result<()> {
         // Matrices of two states of a file are those of no model.
         self.model.check_unchanged(&self.stamps)?;
-        fs::rename(&self.work.0, &self.target).map_err(io("writing", &self.target))
-    }
-}
-
-/// The folder beside `target` in which this process writes until all is written.
-pub fn work_folder(target: &Path) -> PathBuf {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    target.with_file_name(format!(".{name}.quantizing-{}", std::process::id()))
-}
-
-/// A folder that is removed, unless it has another name by then.
-struct Work(PathBuf);
-
-impl Work {
-    /// # Errors
-    /// `Io`, such as for one that exists.
-    fn create(target: &Path) -> Result<Self> {
-        let path = work_folder(target);
-        fs::create_dir(&path).map_err(io("writing", target))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        fs::rename(self.work.path(), &self.target).map_err(io("writing", &self.target))
     }
 }
 

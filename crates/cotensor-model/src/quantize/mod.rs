@@ -13,6 +13,7 @@ mod options;
 mod plan;
 mod sensitivity;
 mod watch;
+mod work;
 mod write;
 mod writer;
 
@@ -21,8 +22,9 @@ pub use crate::quantized::{
     WeightsOrigin, not_finite,
 };
 pub use copy::quantized_copy;
-pub use folder::{quantize_folder, work_folder};
+pub use folder::quantize_folder;
 pub use graph::quantize_graph;
 pub use import::{ImportOptions, import_folder};
 pub use options::{Activations, QuantizeOptions, check_scheme};
 pub use watch::Progress;
+pub use work::work_folder;
