@@ -173,17 +173,18 @@ demo:
 valgrind:
 	scripts/valgrind.sh
 
-# Fuzzes the parsers of untrusted bytes, each for SECONDS_EACH. RUSTC_BOOTSTRAP=1 makes a stable compiler accept cargo-fuzz's flags.
+# Fuzzes the parsers of untrusted bytes, each for SECONDS_EACH, from the inputs in fuzz/seeds and fixtures. RUSTC_BOOTSTRAP=1 makes a stable compiler accept cargo-fuzz's flags.
 FUZZ_TARGETS := onnx pack pipeline image wav frame rpc tensor files journal quantized
 SECONDS_EACH ?= 600
 FUZZ_LENGTH ?= -max_total_time=$(SECONDS_EACH)
+FUZZ_SEEDS_onnx := fuzz/seeds/onnx
+FUZZ_SEEDS_quantized := fixtures/quantized
 fuzz: export RUSTC_BOOTSTRAP := 1
 fuzz:
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
 	$(CARGO) fuzz build --sanitizer none
-	for target in $(FUZZ_TARGETS); do \
-	  $(CARGO) fuzz run --sanitizer none $$target -- $(FUZZ_LENGTH) -rss_limit_mb=4096; \
-	done
+	$(foreach target,$(FUZZ_TARGETS),mkdir -p fuzz/corpus/$(target) && \
+	  $(CARGO) fuzz run --sanitizer none $(target) fuzz/corpus/$(target) $(FUZZ_SEEDS_$(target)) -- $(FUZZ_LENGTH) -rss_limit_mb=4096 &&) true
 
 # A fixed seed and number of inputs, so that the result of CI does not depend on chance.
 fuzz-short:

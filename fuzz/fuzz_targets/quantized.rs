@@ -2,7 +2,7 @@
 #![no_main]
 
 use cotensor_formats::{BlockType, Gguf, placed_tensors};
-use cotensor_quant::{AwqLinear, GgufBlocks, GptqLinear, RepackedMatrix, Width};
+use cotensor_quant::{AwqLinear, GgufBlocks, GptqLinear, OnnxProduct, RepackedMatrix, Width};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(gguf) = Gguf::read(&mut &bytes[..], bytes.len() as u64) {
@@ -42,6 +42,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let (codes, zeros, scales, is_less_one) = (&codes[..], &zeros[..], &scales[..], kind & 8 == 0);
     check(GptqLinear { width, rows, columns, group, codes, zeros, scales, is_less_one }.matrix());
     check(AwqLinear { rows, columns, group, codes, zeros, scales }.matrix());
+    let zeros = (kind & 16 == 0).then_some(zeros);
+    check(OnnxProduct { width, rows, columns, group, codes, zeros, scales }.matrix());
 });
 
 fn check(matrix: cotensor_core::Result<RepackedMatrix>) {

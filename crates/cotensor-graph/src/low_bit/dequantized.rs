@@ -3,7 +3,7 @@
 use crate::coded_product::MICROSOFT;
 use crate::constants::Constants;
 use crate::proto::{defined_twice, has_four_bits, integer, normal_domain, operator, tensor_bytes};
-use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
+use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 
 /// A matrix whose elements are `(code − zero point) · scale`.
@@ -83,11 +83,26 @@ fn is_transpose(node: &NodeProto) -> bool {
     operator(node) == "Transpose" && node.input.len() == 1 && perm.is_none_or(|perm| perm.ints == [1, 0])
 }
 
-/// A constant of numbers, with the name of the value: initializers are found by it.
+/// A constant of numbers, with the name of the value: initializers are found by it. `None` for one without all of its elements.
 fn constant(constants: &Constants<'_>, name: &str) -> Option<TensorProto> {
-    let tensor = constants.plain(name)?;
+    let tensor = constants.plain(name).filter(|tensor| is_whole(tensor))?;
     let own = tensor.name.clone().filter(|_| constants.initializer(name).is_some());
     Some(TensorProto { name: Some(own.unwrap_or_else(|| name.to_owned())), ..tensor.clone() })
+}
+
+/// Whether a tensor has the bytes of its shape. Those of initializers were checked when the graph was read, those of nodes were not.
+fn is_whole(tensor: &TensorProto) -> bool {
+    let bits = match tensor.data_type {
+        Some(DataType::FLOAT) => 32,
+        Some(DataType::FLOAT16) => 16,
+        Some(DataType::INT8 | DataType::UINT8) => 8,
+        _ if has_four_bits(tensor) => 4,
+        _ => return false,
+    };
+    let mut dims = tensor.dims.iter().map(|&dim| usize::try_from(dim).ok());
+    let count = dims.try_fold(1usize, |count, dim| count.checked_mul(dim?)).and_then(|count| count.checked_mul(bits));
+    tensor.data_location == Some(DataLocation::EXTERNAL)
+        || count.is_some_and(|bits| tensor_bytes(tensor).len() == bits.div_ceil(8))
 }
 
 impl Dequantized {
