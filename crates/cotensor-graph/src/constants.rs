@@ -81,6 +81,11 @@ impl<'g> Constants<'g> {
         Some((dtype_of(constant.tensor.data_type).ok()?, tensor_bytes(constant.tensor)))
     }
 
+    /// The name of the initializer of which a value is a copy, converted or not.
+    pub fn source(&self, name: &str) -> Option<&'g str> {
+        self.0.get(name)?.tensor.name.as_deref()
+    }
+
     /// The name of the initializer of which a value is an unconverted copy.
     pub fn initializer(&self, name: &str) -> Option<&'g str> {
         let constant = self.0.get(name)?;

@@ -14,7 +14,7 @@
 //! With the second moments of the inputs of a product, [`quantize_for`] gives codes whose errors compensate each other, and
 //! [`InputMoments::relative_error`] is the error of the product's result.
 //!
-//! [`GgufBlocks`], [`GptqLinear`] and [`AwqLinear`] have matrices that other programs quantized, with exactly their codes: [`RepackedMatrix`].
+//! [`GgufBlocks`], [`GptqLinear`], [`AwqLinear`] and [`OnnxProduct`] have matrices that other programs quantized, with exactly their codes: [`RepackedMatrix`].
 //!
 //! Pure Rust without files, threads, clocks and unsafe code. Equal inputs give equal codes on every processor: vector instructions are
 //! chosen at run time, and every path adds in the same order.
@@ -36,7 +36,7 @@ mod tensor;
 pub use hadamard::rotate;
 pub use inputs::{InputFactor, InputMoments};
 pub use members::Member;
-pub use repack::{AwqLinear, GgufBlocks, GptqLinear, RepackedMatrix, StoredScales};
+pub use repack::{AwqLinear, GgufBlocks, GptqLinear, OnnxProduct, RepackedMatrix, StoredScales};
 pub use rten_simd::f16;
 pub use scheme::{quantize, quantize_for};
 pub use spec::{GROUPS, QuantSpec, Scheme, Width};

@@ -93,7 +93,7 @@ impl Graph {
     pub fn has_codes(&self) -> bool {
         let mut found = has_products(self.graph());
         if !found {
-            self.visit_dequantized(&mut |_, _| found = true);
+            self.visit_dequantized(&mut |_, _, _| found = true);
         }
         found
     }

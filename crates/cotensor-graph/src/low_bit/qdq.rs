@@ -54,8 +54,8 @@ impl Graph {
         }
     }
 
-    /// Calls `visit` with each such matrix that becomes the codes of a product of numbers, and how its groups lie.
-    pub(super) fn visit_dequantized(&self, visit: &mut dyn FnMut(&Dequantized, &Grouping)) {
+    /// Calls `visit` with each product of numbers for which such a matrix becomes codes, with the matrix, and how its groups lie.
+    pub(super) fn visit_dequantized(&self, visit: &mut dyn FnMut(&NodeProto, &Dequantized, &Grouping)) {
         let Some(values) = Values::of(self.graph()) else { return };
         visit_nodes(self.graph(), &mut |node| {
             let reader = Reader::of(node, &values).filter(|reader| !reader.used.is_table);
@@ -65,7 +65,7 @@ impl Graph {
             };
             let factor = values.factors.get(&node.input[0]);
             if !factor.is_some_and(|factor| qdq_product::is_of_integers(&reader, factor)) {
-                visit(reader.matrix, &grouping);
+                visit(node, reader.matrix, &grouping);
             }
         });
     }

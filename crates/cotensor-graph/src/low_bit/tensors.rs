@@ -1,6 +1,6 @@
 //! The tensors that products by codes read.
 
-use crate::coded_product::{Shape, is_product};
+use crate::coded_product::{GROUP_INDICES, Shape, given, is_product};
 use crate::onnx::Graph;
 use crate::proto::visit_nodes;
 
@@ -10,6 +10,12 @@ const TENSORS: usize = 3;
 /// A product by codes, as its node has it; or one by a matrix that `DequantizeLinear` makes of constants, as it becomes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodedProduct {
+    /// The name of the node.
+    pub node: String,
+    /// Whether the file has the operator `MatMulNBits`.
+    pub is_operator: bool,
+    /// Whether it has indices of groups, so that these are not columns one after the other.
+    pub has_order: bool,
     /// The names of its codes, scales and zero points; no zero points for a node without these.
     pub tensors: Vec<String>,
     /// Bits of a code.
@@ -30,6 +36,9 @@ impl Graph {
             let Some(Ok(shape)) = is_product(node).then(|| Shape::of(node)) else { return };
             let tensors = node.input.iter().skip(1).take(TENSORS);
             found.push(CodedProduct {
+                node: node.name.clone().unwrap_or_default(),
+                is_operator: true,
+                has_order: given(node, GROUP_INDICES).is_some(),
                 tensors: tensors.filter(|name| !name.is_empty()).cloned().collect(),
                 bits: shape.bits,
                 group: shape.group,
@@ -37,8 +46,11 @@ impl Graph {
                 columns: shape.groups.saturating_mul(shape.group),
             });
         });
-        self.visit_dequantized(&mut |matrix, grouping| {
+        self.visit_dequantized(&mut |node, matrix, grouping| {
             found.push(CodedProduct {
+                node: node.name.clone().unwrap_or_default(),
+                is_operator: false,
+                has_order: false,
                 tensors: matrix.names().cloned().collect(),
                 bits: matrix.bits(),
                 group: grouping.group,

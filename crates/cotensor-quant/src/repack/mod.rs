@@ -3,10 +3,12 @@
 mod awq;
 mod gguf;
 mod gptq;
+mod onnx;
 
 pub use awq::AwqLinear;
 pub use gguf::GgufBlocks;
 pub use gptq::GptqLinear;
+pub use onnx::OnnxProduct;
 
 use crate::codes::pack;
 use crate::expand::expand_row;

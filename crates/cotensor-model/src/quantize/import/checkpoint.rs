@@ -206,7 +206,9 @@ fn files_of(path: &Path) -> Result<(PathBuf, Vec<PathBuf>)> {
     }
     let index = path.join(INDEX);
     if !index.is_file() {
-        let message = format!("no {ONE_FILE} and no {INDEX}; a .gguf file or a checkpoint of GPTQ or AWQ is imported");
+        let message = format!(
+            "no {ONE_FILE} and no {INDEX}; a .gguf file, an .onnx file or a checkpoint of GPTQ or AWQ is imported"
+        );
         return Err(Error::not_found(message).in_file(path));
     }
     let corrupt = |message: String| Error::corrupt(message).in_file(&index);

@@ -1,6 +1,6 @@
 //! Which weight of a graph is which parameter.
 
-use super::parameter::Parameter;
+use super::parameter::{Parameter, of_node, of_weight};
 use super::source::Source;
 use crate::graph::{Graph, Matrix};
 use crate::quantize::graph::rows_of;
@@ -200,19 +200,6 @@ fn named(parameters: &[Parameter], names: &[String]) -> Option<usize> {
     };
     let ends = |whole: &str, end: &str| whole.strip_suffix(end).is_some_and(|rest| rest.ends_with('.'));
     only(&|stem, name| stem == name).or_else(|| only(&|stem, name| ends(stem, name) || ends(name, stem)))
-}
-
-/// The module of a weight. Exporters write some weights twice, as `name` and as `name::T`.
-fn of_weight(name: &str) -> String {
-    let name = name.strip_suffix("::T").unwrap_or(name);
-    name.strip_suffix(".weight").unwrap_or(name).to_owned()
-}
-
-/// The module in the name of a node, such as `/model/layers.0/mlp/up_proj/MatMul`.
-fn of_node(name: &str) -> Option<String> {
-    let (module, _) = name.rsplit_once('/')?;
-    let module = module.trim_start_matches('/').replace('/', ".");
-    (!module.is_empty()).then_some(module)
 }
 
 fn sample_rows(rows: usize) -> impl Iterator<Item = usize> {

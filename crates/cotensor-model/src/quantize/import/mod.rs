@@ -6,6 +6,7 @@ mod file;
 mod gguf;
 mod matching;
 mod names;
+mod onnx;
 mod parameter;
 mod source;
 
@@ -28,7 +29,8 @@ use std::path::{Path, PathBuf};
 /// What is imported.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// A `.gguf` file, or a checkpoint of GPTQ or AWQ: a folder, or a `.safetensors` file with its configuration beside it.
+    /// A `.gguf` file, an `.onnx` file with products by codes, or a checkpoint of GPTQ or AWQ: a folder, or a `.safetensors` file with its
+    /// configuration beside it.
     pub from: PathBuf,
     /// The type of the other factor.
     pub activations: Activations,

@@ -39,3 +39,16 @@ pub(super) fn of_tensor(tensor: &str, error: &Error) -> Error {
     };
     Error::new(error.kind(), message).in_field(tensor)
 }
+
+/// The module of a weight. Exporters write some weights twice, as `name` and as `name::T`.
+pub(super) fn of_weight(name: &str) -> String {
+    let name = name.strip_suffix("::T").unwrap_or(name);
+    name.strip_suffix(".weight").unwrap_or(name).to_owned()
+}
+
+/// The module in the name of a node, such as `/model/layers.0/mlp/up_proj/MatMul`.
+pub(super) fn of_node(name: &str) -> Option<String> {
+    let (module, _) = name.rsplit_once('/')?;
+    let module = module.trim_start_matches('/').replace('/', ".");
+    (!module.is_empty()).then_some(module)
+}

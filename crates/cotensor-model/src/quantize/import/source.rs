@@ -2,6 +2,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::gguf::GgufFile;
+use super::onnx::OnnxFile;
 use super::parameter::Parameter;
 use cotensor_core::{Error, Result};
 use cotensor_quant::RepackedMatrix;
@@ -11,6 +12,7 @@ use std::path::Path;
 /// Where the matrices are.
 enum Place {
     Gguf(GgufFile),
+    Onnx(Box<OnnxFile>),
     Checkpoint(Checkpoint),
 }
 
@@ -21,16 +23,20 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a `.gguf` file, or a checkpoint of GPTQ or AWQ: a folder or a `.safetensors` file. `is_kept` has names of tensors and parameters
+    /// Opens a `.gguf` or `.onnx` file, or a checkpoint of GPTQ or AWQ: a folder or a `.safetensors` file. `is_kept` has names of tensors and parameters
     /// that are passed by.
     ///
     /// # Errors
-    /// As [`GgufFile::open`] and [`Checkpoint::open`]; `Unsupported` for a file without a matrix of codes.
+    /// As [`GgufFile::open`], [`OnnxFile::open`] and [`Checkpoint::open`]; `Unsupported` for a file without a matrix of codes.
     pub(super) fn open(path: &Path, is_kept: &dyn Fn(&str) -> bool) -> Result<Self> {
         let (place, parameters) = match path.extension().and_then(OsStr::to_str) {
             Some("gguf") if !path.is_dir() => {
                 let (file, parameters) = GgufFile::open(path, is_kept)?;
                 (Place::Gguf(file), parameters)
+            }
+            Some("onnx") if !path.is_dir() => {
+                let (file, parameters) = OnnxFile::open(path, is_kept)?;
+                (Place::Onnx(Box::new(file)), parameters)
             }
             _ => {
                 let (checkpoint, parameters) = Checkpoint::open(path, is_kept)?;
@@ -48,6 +54,7 @@ impl Source {
     pub(super) fn check_unchanged(&self) -> Result<()> {
         match &self.place {
             Place::Gguf(file) => file.check_unchanged(),
+            Place::Onnx(file) => file.check_unchanged(),
             Place::Checkpoint(checkpoint) => checkpoint.check_unchanged(),
         }
     }
@@ -59,6 +66,7 @@ impl Source {
     pub(super) fn matrix(&self, parameter: usize) -> Result<RepackedMatrix> {
         match &self.place {
             Place::Gguf(file) => file.matrix(parameter),
+            Place::Onnx(file) => file.matrix(parameter),
             Place::Checkpoint(checkpoint) => checkpoint.matrix(parameter),
         }
     }

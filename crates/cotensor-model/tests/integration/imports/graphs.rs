@@ -3,11 +3,15 @@
 use super::*;
 use crate::support::onnx::*;
 use crate::support::{References, copy, edit, tiny};
+use cotensor_core::ErrorKind;
 use cotensor_model::engine::Engine;
 use cotensor_model::graph::open_graph;
+use cotensor_model::quantize::{QuantizeOptions, quantize_folder};
 use cotensor_model::tensor::TensorRef;
+use cotensor_model::weights::read_weight;
+use cotensor_quant::Scheme;
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Seek, SeekFrom, Write};
 
 const GPTQ: Kind = Kind::Gptq { width: Width::Four, is_less_one: true };
@@ -294,4 +298,49 @@ fn checkpoints_of_several_files_are_read_by_their_index() {
     fs::copy(from.join("model-1.safetensors"), from.join("model-2.safetensors")).unwrap();
     let error = import(&tiny("llama"), &from, &folder.path().join("two"), &[]).unwrap_err();
     assert!(error.message().contains("another file"), "{error}");
+}
+
+/// The graph of a folder that Cotensor wrote is one of `MatMulNBits`, with scales that are converted.
+#[test]
+fn products_of_onnx_files_keep_their_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (own, target) = (folder.path().join("own"), folder.path().join("new"));
+    for bits in [2, 4, 8] {
+        let options = QuantizeOptions {
+            width: Width::of(bits).unwrap(),
+            group: 32,
+            scheme: Scheme::Search,
+            rotates: false,
+            activations: Activations::Float32,
+            keep: vec!["embed_tokens".to_owned()],
+            mixed_bits: None,
+            max_error: None,
+        };
+        let before = quantize_folder(&tiny("llama"), &own, &options, None, &mut |_, _, _| {}).unwrap();
+        let file = own.join("onnx/model.onnx");
+        let report = import(&tiny("llama"), &file, &target, &[]).unwrap();
+        let codes = |path: &Path| {
+            let graph = open_graph(path).unwrap();
+            let weights = graph.weights().iter().filter(|weight| weight.name.ends_with(".codes"));
+            weights.map(|weight| (weight.name.clone(), read_weight(weight).unwrap())).collect::<BTreeMap<_, _>>()
+        };
+        assert_eq!(codes(&target.join("onnx/model.onnx")), codes(&file), "{bits} bits");
+        let names = |report: &QuantizeReport| -> Vec<String> {
+            report.graphs[0].matrices.iter().map(|one| one.name.clone()).collect()
+        };
+        let matrices = &report.graphs[0].matrices;
+        assert_eq!(names(&report), names(&before));
+        assert!(matrices.iter().all(|one| one.scheme == "MatMulNBits" && one.bits == bits), "{matrices:?}");
+        assert!(matrices.iter().all(|one| one.parameter.as_deref() == Some(&one.name)), "{matrices:?}");
+        fs::remove_dir_all(&target).unwrap();
+        let error = import(&tiny("qwen2"), &file, &target, &[]).unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.file() == Some(&file), "{error}");
+        fs::remove_dir_all(&own).unwrap();
+    }
+    let full = tiny("llama").join("onnx/model.onnx");
+    let error = import(&tiny("llama"), &full, &target, &[]).unwrap_err();
+    assert!(
+        error.message().contains("no matrix of codes") && error.file() == Some(&full) && !target.exists(),
+        "{error}"
+    );
 }
