@@ -143,12 +143,29 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     workspace.expect_error(&["quantize", "absent", "-o", "new"], &["absent"]);
     workspace.expect_error(&["quantize", "bert", "-o", "no/such/folder"], &["no/such"]);
 
-    // A weight that is not a number.
+    // A weight that is not finite, or has no float16.
     let data = workspace.path("bert/onnx/model.onnx_data");
-    let mut bytes = fs::read(&data).unwrap();
-    bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-    fs::write(&data, bytes).unwrap();
-    workspace.expect_error(&["quantize", "bert", "-o", "new"], &["onnx/model.onnx", "embeddings.", "NaN"]);
+    let whole = fs::read(&data).unwrap();
+    for (wrong, word) in
+        [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf"), (65_600.0, "65600"), (-1e30, "65504")]
+    {
+        let mut bytes = whole.clone();
+        bytes[..4].copy_from_slice(&wrong.to_le_bytes());
+        fs::write(&data, bytes).unwrap();
+        let arguments = ["quantize", "bert", "-o", "new"];
+        workspace.expect_error(&arguments, &["onnx/model.onnx", "embeddings.", word]);
+        if wrong != 65_600.0 {
+            // All elements of a rotated block have a part of it. A small part is possible.
+            let rotated = [&arguments[..], &["--rotate"]].concat();
+            workspace.expect_error(&rotated, &["onnx/model.onnx", "embeddings.", "rotated"]);
+        }
+    }
+    // Data without its end, and without most of it.
+    for length in [whole.len() - 1, whole.len() / 2, 1, 0] {
+        fs::write(&data, &whole[..length]).unwrap();
+        let words = ["onnx/model.onnx", "initializer", &format!("has {length} bytes, needed are")];
+        workspace.expect_error(&["quantize", "bert", "-o", "new"], &words);
+    }
     let names: Vec<_> = fs::read_dir(workspace.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name == "new" || name.to_string_lossy().contains("quantize")), "{names:?}");
 }

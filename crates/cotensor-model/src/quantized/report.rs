@@ -227,3 +227,75 @@ pub struct Kept {
     /// Why it stayed, for a matrix; `None` for a weight that is not a matrix of a product or a table.
     pub reason: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn report() -> Value {
+        json!({
+            "graphs": [
+                { "file": "a.onnx", "opens_in_onnxruntime": true, "bytes_before": 1, "bytes": 1, "matrices": [], "kept": [] },
+                {
+                    "file": "b.onnx", "opens_in_onnxruntime": true, "bytes_before": 1, "bytes": 1, "output_error": "NaN",
+                    "matrices": [{
+                        "name": "w", "rows": 8, "columns": 64, "bits": 4, "group": 32, "scheme": "search", "bits_per_weight": 4.5,
+                        "relative_error": 0.1, "output_error": null, "inputs": 0,
+                    }],
+                    "kept": [],
+                },
+            ],
+            "left_out": [], "samples": 0, "held_out": 0,
+            "mixed": { "target_bits": 4.5, "bits": 4.4, "uniform_bits": null, "is_mixed": true },
+        })
+    }
+
+    fn read(report: &Value) -> Result<QuantizeReport> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(REPORT_FILE), report.to_string()).unwrap();
+        Ok(QuantizeReport::read(folder.path())?.unwrap())
+    }
+
+    #[test]
+    fn impossible_numbers_are_named() {
+        let found = read(&report()).unwrap();
+        assert_eq!(found.bits_per_weight(), 4.5);
+        assert!(found.graphs[1].errors.output_error.is_some_and(f64::is_nan));
+        for (field, values) in [
+            ("rows", &[json!(0), json!(u64::MAX), json!(1u64 << 60)][..]),
+            ("columns", &[json!(0), json!(u64::MAX)]),
+            ("bits", &[json!(0), json!(9), json!(u32::MAX)]),
+            ("group", &[json!(0), json!(65)]),
+            ("bits_per_weight", &[json!(0.5), json!(-4.5), json!(1e300)]),
+        ] {
+            for value in values {
+                let mut report = report();
+                report["graphs"][1]["matrices"][0][field] = value.clone();
+                let error = read(&report).unwrap_err();
+                assert_eq!(error.field(), Some(format!("graphs[1].matrices[0].{field}").as_str()), "{value}: {error}");
+                assert!(error.file().is_some_and(|file| file.ends_with(REPORT_FILE)), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn mixed_widths_have_the_bits_of_their_target() {
+        let mut report = read(&report()).unwrap();
+        let has = |report: &QuantizeReport| [2, 3, 4, 8].map(|bits| report.has_bits(bits, true));
+        for (target_bits, wanted) in [
+            (4.5, [false, false, true, false]),
+            (4.0, [false, false, true, false]),
+            (3.99, [false, true, false, false]),
+            (5.0, [false; 4]),
+            (8.5, [false, false, false, true]),
+            (f64::NAN, [false; 4]),
+        ] {
+            report.mixed.as_mut().unwrap().target_bits = target_bits;
+            assert_eq!(has(&report), wanted, "{target_bits}");
+        }
+        assert!(report.has_bits(4, false) && !report.has_bits(8, false));
+        report.mixed = None;
+        assert_eq!(has(&report), [false; 4]);
+    }
+}

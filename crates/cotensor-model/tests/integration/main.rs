@@ -28,6 +28,7 @@ mod pipeline;
 mod pipeline_inputs;
 mod pool;
 mod quantize_reads;
+mod quantized_groups;
 mod relatives;
 mod sentence_modules;
 mod shared_model;
