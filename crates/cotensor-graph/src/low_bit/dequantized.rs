@@ -11,8 +11,9 @@ use std::collections::HashMap;
 pub(super) struct Dequantized {
     pub(super) codes: TensorProto,
     pub(super) scales: TensorProto,
-    /// The zero points, of the type of the codes; without these, they are 0.
+    /// The zero points, of the type of the codes; without these, they are `zero`.
     pub(super) zeros: Option<TensorProto>,
+    pub(super) zero: u8,
     /// The dimensions of the codes.
     pub(super) dims: [usize; 2],
     pub(super) spread: Spread,
@@ -44,17 +45,19 @@ pub(super) struct Factor {
 pub(super) struct Values {
     pub(super) matrices: HashMap<String, Dequantized>,
     pub(super) factors: HashMap<String, Factor>,
+    /// The tables of `GatherBlockQuantized`, by the value that the node gives.
+    pub(super) tables: HashMap<String, Dequantized>,
 }
 
 impl Values {
     /// `None` for a graph without such matrices.
     pub(super) fn of(graph: &GraphProto) -> Option<Self> {
-        if !graph.node.iter().any(is_dequantize) {
+        if !graph.node.iter().any(|node| is_dequantize(node) || is_coded_table(node)) {
             return None;
         }
         let constants = Constants::of(graph);
         let twice = defined_twice(graph);
-        let mut found = Self { matrices: HashMap::new(), factors: HashMap::new() };
+        let mut found = Self { matrices: HashMap::new(), factors: HashMap::new(), tables: HashMap::new() };
         for node in &graph.node {
             let Some(output) = node.output.first().filter(|output| !twice.contains(*output)) else { continue };
             if node.input.iter().any(|input| twice.contains(input)) {
@@ -63,18 +66,24 @@ impl Values {
             if is_dequantize(node) {
                 found.matrices.extend(Dequantized::of(node, &constants).map(|matrix| (output.clone(), matrix)));
                 found.factors.extend(Factor::of(node, &constants).map(|factor| (output.clone(), factor)));
+            } else if is_coded_table(node) {
+                found.tables.extend(Dequantized::of_table(node, &constants).map(|table| (output.clone(), table)));
             } else if let Some(matrix) = is_transpose(node).then(|| found.matrices.get(&node.input[0])).flatten() {
                 let turned = Dequantized { is_turned: !matrix.is_turned, ..matrix.clone() };
                 found.matrices.insert(output.clone(), turned);
             }
         }
-        (!found.matrices.is_empty()).then_some(found)
+        (!found.matrices.is_empty() || !found.tables.is_empty()).then_some(found)
     }
 }
 
 fn is_dequantize(node: &NodeProto) -> bool {
     node.op_type.as_deref() == Some("DequantizeLinear")
         && matches!(normal_domain(node.domain.as_deref()), "" | MICROSOFT)
+}
+
+fn is_coded_table(node: &NodeProto) -> bool {
+    node.op_type.as_deref() == Some("GatherBlockQuantized") && node.domain.as_deref() == Some(MICROSOFT)
 }
 
 /// Whether a node exchanges the two dimensions of a matrix.
@@ -105,6 +114,19 @@ fn is_whole(tensor: &TensorProto) -> bool {
         || count.is_some_and(|bits| tensor_bytes(tensor).len() == bits.div_ceil(8))
 }
 
+/// The codes of a table: bytes with two codes of 4 bits as these. Rows of zero points that do not end with a byte have another form.
+fn as_codes(tensor: TensorProto, bits: i64) -> Option<TensorProto> {
+    match (tensor.data_type?, bits) {
+        (DataType::INT4 | DataType::UINT4, 4) | (DataType::UINT8, 8) => Some(tensor),
+        (DataType::UINT8, 4) => {
+            let mut dims = tensor.dims.clone();
+            *dims.last_mut()? *= 2;
+            Some(TensorProto { dims, data_type: Some(DataType::UINT4), ..tensor })
+        }
+        _ => None,
+    }
+}
+
 impl Dequantized {
     /// That of a node whose inputs are constants. `None` for other types and shapes.
     fn of(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
@@ -126,7 +148,38 @@ impl Dequantized {
         let dims = [usize::try_from(first).ok()?, usize::try_from(second).ok()?];
         let spread = Spread::of(node, dims, &scales.dims)?;
         let is_known = is_code && is_scale && has_zeros_of_it && gives_scales && !dims.contains(&0);
-        is_known.then_some(Self { codes, scales, zeros, dims, spread, is_turned: false })
+        is_known.then_some(Self { codes, scales, zeros, zero: 0, dims, spread, is_turned: false })
+    }
+
+    /// The table of a `GatherBlockQuantized` whose entries have blocks. `None` for other types and shapes.
+    fn of_table(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
+        let number = |name: &str, default: i64| integer(node, name).unwrap_or(default);
+        let (bits, size) =
+            (number("bits", 4), usize::try_from(number("block_size", 128)).ok().filter(|size| *size > 0)?);
+        let stored = constant(constants, node.input.first()?)?;
+        // Bytes have the middle code by default, types of 4 bits have 0.
+        let zero = match (stored.data_type, bits) {
+            (Some(DataType::UINT8), 4) => 8,
+            (Some(DataType::UINT8), _) => 128,
+            _ => 0,
+        };
+        let codes = as_codes(stored, bits)?;
+        let scales = constant(constants, node.input.get(2)?)?;
+        let zeros = match node.input.get(3).filter(|name| !name.is_empty()) {
+            Some(name) => Some(as_codes(constant(constants, name)?, bits)?),
+            None => None,
+        };
+        let &[first, second] = codes.dims.as_slice() else { return None };
+        let dims = [usize::try_from(first).ok()?, usize::try_from(second).ok()?];
+        let blocks = [first, second / size as i64];
+        let is_scale = matches!(scales.data_type, Some(DataType::FLOAT | DataType::FLOAT16));
+        let has_zeros_of_it =
+            zeros.as_ref().is_none_or(|zeros| zeros.data_type == codes.data_type && zeros.dims == blocks);
+        let has_rows = number("gather_axis", 0) == 0 && matches!(number("quantize_axis", 1), 1 | -1);
+        let is_known = is_scale && has_zeros_of_it && has_rows && scales.dims == blocks && !dims.contains(&0);
+        let spread = Spread::Blocks { axis: 1, size };
+        let is_whole = dims[1].is_multiple_of(size);
+        (is_known && is_whole).then_some(Self { codes, scales, zeros, zero, dims, spread, is_turned: false })
     }
 
     pub(super) fn bits(&self) -> u32 {
@@ -143,7 +196,7 @@ impl Dequantized {
 
     /// Whether all zero points are `zero`. Those of a weight are not known.
     pub(super) fn has_zero(&self, zero: u8) -> bool {
-        let Some(zeros) = &self.zeros else { return zero == 0 };
+        let Some(zeros) = &self.zeros else { return zero == self.zero };
         let bytes = tensor_bytes(zeros);
         let count = zeros.dims.iter().product::<i64>() as usize;
         let is_zero = |at: usize| match self.bits() {
@@ -170,9 +223,9 @@ impl Spread {
         let has = |wanted: &[usize]| {
             scales.iter().map(|&dim| usize::try_from(dim).ok()).eq(wanted.iter().map(|&dim| Some(dim)))
         };
-        if size > 0 {
+        if let Some(count) = dims[axis].checked_div(size) {
             let mut blocks = dims;
-            blocks[axis] = dims[axis] / size;
+            blocks[axis] = count;
             return (dims[axis].is_multiple_of(size) && has(&blocks)).then_some(Self::Blocks { axis, size });
         }
         if has(&[]) || has(&[1]) {

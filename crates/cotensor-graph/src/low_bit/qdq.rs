@@ -26,6 +26,10 @@ impl Graph {
         let mut made = MadeTensors::new(&mut self.weights);
         let mut has_products = false;
         build.replace(graph, &mut |build, node| {
+            let table = node.output.first().and_then(|output| values.tables.get(output));
+            if let Some(table) = table.filter(|_| !rules.has_coded_tables) {
+                return qdq_table::replace(build, &mut made, node, table).is_some();
+            }
             let Some(reader) = Reader::of(node, &values) else { return false };
             if reader.used.is_table {
                 return qdq_table::replace(build, &mut made, node, reader.matrix).is_some();

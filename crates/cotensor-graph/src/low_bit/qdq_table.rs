@@ -1,4 +1,4 @@
-//! Entries of tables that `DequantizeLinear` makes of constants.
+//! Entries of tables that `DequantizeLinear` makes of constants, and of those of `GatherBlockQuantized`.
 
 use super::dequantized::{Dequantized, Spread};
 use super::made::{Form, MadeTensors};
@@ -8,7 +8,7 @@ use crate::repack::Repack;
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataType, NodeProto, TensorProto};
 
-/// Adds the nodes of a `Gather`: entries of codes, and of scales and zero points that differ between entries. `None` for a table with
+/// Adds the nodes of a `Gather` or a `GatherBlockQuantized`: entries of codes, and of scales and zero points that differ between entries. `None` for a table with
 /// blocks over several entries, and for rows of 4 bits that do not end with a byte.
 pub(super) fn replace(
     build: &mut Builder,
@@ -51,7 +51,7 @@ impl Table {
         let own = |part: &str| format!("{output}.{part}");
         let codes = self.codes(build, made, matrix)?;
         // Codes of 4 bits are unsigned: those that were signed are larger by 8.
-        let bias = if matrix.bits() == 4 && matrix.is_signed() { 8.0 } else { 0.0 };
+        let bias = f32::from(matrix.zero) + if matrix.bits() == 4 && matrix.is_signed() { 8.0 } else { 0.0 };
         let zeros = match &matrix.zeros {
             Some(zeros) if !matrix.has_zero(0) => Some(self.zeros(build, made, matrix, zeros)?),
             _ => None,

@@ -19,6 +19,8 @@ pub struct CodeRules {
     pub keeps_activations: bool,
     /// Whether products compute with `float32` where the graph has `float16`.
     pub widens_floats: bool,
+    /// Whether the engine has `GatherBlockQuantized`.
+    pub has_coded_tables: bool,
     /// Whether `MatMulInteger` gives the right sums for all codes of 8 bits.
     pub multiplies_int8: bool,
 }

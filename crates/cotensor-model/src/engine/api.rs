@@ -115,6 +115,8 @@ pub struct Capabilities {
     pub expands_codes: bool,
     /// The engine's `MatMulNBits` has packed zero points and a bias.
     pub has_zero_points: bool,
+    /// The engine has `GatherBlockQuantized`.
+    pub has_coded_tables: bool,
     /// The engine's `MatMulInteger` gives the right sums for all codes of 8 bits on this processor.
     pub multiplies_int8: bool,
     /// Codes of 2 and 8 bits that become those of 4 keep their activations. Otherwise these are `float32`.
@@ -131,8 +133,16 @@ impl Capabilities {
         if self.widens_floats {
             graph.widen();
         }
-        let Self { code_forms: forms, has_zero_points, keeps_activations, widens_floats, multiplies_int8, .. } = *self;
-        graph.fit_codes(&CodeRules { forms, has_zero_points, keeps_activations, widens_floats, multiplies_int8 });
+        let Self { code_forms: forms, has_zero_points, keeps_activations, widens_floats, .. } = *self;
+        let Self { has_coded_tables, multiplies_int8, .. } = *self;
+        graph.fit_codes(&CodeRules {
+            forms,
+            has_zero_points,
+            keeps_activations,
+            widens_floats,
+            has_coded_tables,
+            multiplies_int8,
+        });
     }
 }
 

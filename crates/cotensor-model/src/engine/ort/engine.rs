@@ -140,6 +140,7 @@ impl Engine for OrtEngine {
             packs_codes: true,
             expands_codes: self.derived.is_none(),
             has_zero_points: true,
+            has_coded_tables: true,
             multiplies_int8: true,
             keeps_activations: true,
             is_reproducible: false,

@@ -116,6 +116,7 @@ impl Engine for RtenEngine {
             packs_codes: false,
             expands_codes: false,
             has_zero_points: false,
+            has_coded_tables: false,
             multiplies_int8: !saturation::is_possible(),
             keeps_activations: false,
             is_reproducible: true,
