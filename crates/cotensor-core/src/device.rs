@@ -18,7 +18,7 @@ pub enum Device {
     WebGpu,
     /// The browser's neural-network accelerator.
     WebNn,
-    /// A device of tests, by its index. The host cannot address its memory, and no hardware is needed.
+    /// A simulated device, by its index. The host cannot address its memory, and no hardware is needed.
     Fake(u32),
 }
 

@@ -7,8 +7,8 @@
 //! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of local stores |
 //! | `channel` | frames that one process writes again and again, and others read |
 //! | `pack_cache` | the on-disk cache of weights |
-//! | `device` | memory of GPUs |
-//! | `testing` (feature) | a fake device whose memory processes share |
+//! | `device` | memory of GPUs and of simulated devices |
+//! | `testing` (feature) | limits that sandboxes set |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!
 //! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse`, `channel` and `pack_cache`.
@@ -33,7 +33,7 @@ pub use channel::{
     ChannelFiles, ChannelSize, ChannelWriter, FrameHold, Loan, Policy, RingReader, frame_count, is_page_taken,
     is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
-pub use device::{CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE};
+pub use device::{CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE, SimulatedMemory};
 pub use host::{
     ForeignMemfd, Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PrivateMapping,
     SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,

@@ -1,5 +1,5 @@
 //! Shared tensors by name. Models acquire and release them; a [`TensorSharingManager`] registers them in a
-//! [`Store`](cotensor_store::Store).
+//! [`Store`](cotensor_store::Store). A [`ResidentCopy`] is the copy of a published tensor on a device.
 
 mod access;
 mod active;
@@ -9,6 +9,7 @@ mod manager;
 mod memory;
 mod published;
 mod reports;
+mod resident;
 mod shared;
 mod spec;
 mod state;
@@ -17,5 +18,6 @@ mod view;
 pub use cotensor_store::log::LogSink;
 pub use manager::{Registration, TensorSharingManager};
 pub use memory::ViewMemory;
+pub use resident::{Resident, ResidentCopy};
 pub use shared::SharedTensor;
 pub use view::SharedTensorView;

@@ -5,7 +5,7 @@ use cotensor_client::ClientStore;
 use cotensor_core::Device;
 use cotensor_daemon::{Config, Embedded};
 use cotensor_fake_cuda::FakeCuda;
-use cotensor_memory::testing::SharedFakeDevice;
+use cotensor_memory::SimulatedMemory;
 use cotensor_store::testing::{conformance, device_conformance};
 use cotensor_store::{LocalStore, Store};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn store_of_a_client_conforms_on_a_device() {
     device_conformance(device, &|max_bytes| {
         let running = Running::start(|config| config.max_device_bytes = [(device, max_bytes)].into());
         Box::new(move || {
-            let memory = Arc::new(SharedFakeDevice::new(1));
+            let memory = Arc::new(SimulatedMemory::new(1));
             ClientStore::builder("user").socket(&running.socket).memory(memory).connect().unwrap() as Arc<dyn Store>
         })
     });

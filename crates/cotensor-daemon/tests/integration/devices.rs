@@ -6,7 +6,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Memory};
-use cotensor_memory::testing::SharedFakeDevice;
+use cotensor_memory::SimulatedMemory;
 use cotensor_store::{
     BlobSource, BlobSpec, BlobStore, CopyReason, DeviceStats, Lease, MemoryControl, Retention, StoreReports,
     TensorSpec, TensorStore,
@@ -20,7 +20,7 @@ const DEVICE: Device = Device::Fake(0);
 const MIB: usize = 1 << 20;
 
 fn connect(socket: &Path, client: &str) -> Arc<ClientStore> {
-    connect_with(socket, client, Arc::new(SharedFakeDevice::default()))
+    connect_with(socket, client, Arc::new(SimulatedMemory::default()))
 }
 
 fn connect_with(socket: &Path, client: &str, memory: Arc<dyn Memory>) -> Arc<ClientStore> {
@@ -82,7 +82,7 @@ fn device_tensors_and_leases_outlive_the_server_and_their_producer() {
 #[test]
 fn unknown_devices_are_refused() {
     let running = with_device(MIB as u64);
-    let other = connect_with(&running.socket, "other", Arc::new(SharedFakeDevice::new(7)));
+    let other = connect_with(&running.socket, "other", Arc::new(SimulatedMemory::new(7)));
     let spec = spec("x", 100).on(Device::Fake(7));
     let error = other.reserve(spec.clone(), &other.holder("")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "the daemon has no such device");
@@ -139,7 +139,7 @@ fn descriptors_that_are_no_memory_of_the_device_are_refused() {
     });
     let (client, _) = raw_client(&running.socket);
     let memory = |len| -> OwnedFd {
-        let segment = SharedFakeDevice::default().reserve(len).unwrap().freeze().unwrap();
+        let segment = SimulatedMemory::default().reserve(len).unwrap().freeze().unwrap();
         segment.fd().unwrap().try_clone_to_owned().unwrap()
     };
     let socket = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);

@@ -31,6 +31,7 @@ mod namespaces;
 mod protocol;
 mod reconnection;
 mod requests;
+mod resident;
 mod sandbox;
 mod sharing;
 mod signals;

@@ -1,7 +1,5 @@
-//! For tests of other crates: a device without hardware, and limits that sandboxes set.
+//! For tests of other crates: limits that sandboxes set.
 
-mod fake_device;
 mod sandbox;
 
-pub use fake_device::SharedFakeDevice;
 pub use sandbox::refuse_executable_memfds;

@@ -1,8 +1,10 @@
 //! Memory where memfds must not be executable, as in sandboxes.
 
 use cotensor_core::{Memory, MemoryKind};
-use cotensor_memory::testing::{SharedFakeDevice, refuse_executable_memfds};
-use cotensor_memory::{Guarantee, LocalMemory, MemfdPool, SealedMemfd, SharedIndex, Slab, check_sealed};
+use cotensor_memory::testing::refuse_executable_memfds;
+use cotensor_memory::{
+    Guarantee, LocalMemory, MemfdPool, SealedMemfd, SharedIndex, SimulatedMemory, Slab, check_sealed,
+};
 
 #[test]
 fn every_memory_works_where_executable_memfds_are_refused() {
@@ -12,7 +14,7 @@ fn every_memory_works_where_executable_memfds_are_refused() {
     let pool = MemfdPool::new(1 << 20);
     let local = LocalMemory::default();
     let slab = Slab::create(1 << 16).unwrap();
-    let device = SharedFakeDevice::default();
+    let device = SimulatedMemory::default();
     let memories: [&dyn Memory; 4] = [&pool, &local, &slab, &device];
     for memory in memories {
         let segment = memory.copy_of(&[7; 5000]).unwrap().freeze().unwrap();

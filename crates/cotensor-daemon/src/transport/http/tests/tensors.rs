@@ -2,7 +2,7 @@
 
 use super::Running;
 use cotensor_core::{Layout, Memory};
-use cotensor_memory::testing::SharedFakeDevice;
+use cotensor_memory::SimulatedMemory;
 use cotensor_store::{Publication, StoreReports, TensorStore};
 use serde_json::json;
 use std::os::fd::AsFd;
@@ -128,7 +128,7 @@ fn tensors_on_a_device_do_not_travel_over_http() {
 
     let store = running.daemon.store();
     let spec = crate::testing::spec("on the device", 4).on(device);
-    let memory = SharedFakeDevice::default().reserve(4).unwrap().freeze().unwrap();
+    let memory = SimulatedMemory::default().reserve(4).unwrap().freeze().unwrap();
     let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
     let segment = crate::state::segment::own_segment(fd, 4, device).unwrap();
     let layout = Layout::contiguous(spec.dtype, &spec.shape).unwrap();

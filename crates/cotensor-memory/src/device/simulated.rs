@@ -1,4 +1,4 @@
-//! A device without hardware whose memory processes share.
+//! The memory of simulated devices, which processes share.
 
 use crate::process::create_memfd;
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
@@ -11,22 +11,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most bytes of a segment. A larger request is an error, as on a device that has no more memory.
 const SEGMENT_BYTES_MAX: usize = 1 << 30;
+/// How many devices [`SimulatedMemory::all`] has.
+const DEVICES: u32 = 8;
 
-/// The memory of [`Device::Fake`], for several processes. A segment is a file without a name that no process maps: the
-/// host cannot address its bytes. As with the memory of a GPU, its descriptor is not sealed.
+/// The memory of [`Device::Fake`], for several processes. A segment is a file without a name that this memory never maps: the host
+/// cannot address its bytes. As with the memory of a GPU, its descriptor is not sealed. A program that simulates the device maps the
+/// descriptor ([`PrivateMapping`](crate::PrivateMapping)).
 ///
 /// It counts the bytes of this process's live segments, so that tests find leaks.
 #[derive(Clone, Debug, Default)]
-pub struct SharedFakeDevice {
+pub struct SimulatedMemory {
     index: u32,
     live_bytes: Arc<AtomicUsize>,
 }
 
-impl SharedFakeDevice {
+impl SimulatedMemory {
     /// The memory of `Device::Fake(index)`. The default is device 0.
     #[must_use]
     pub fn new(index: u32) -> Self {
         Self { index, live_bytes: Arc::default() }
+    }
+
+    /// The memories of the first simulated devices.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..DEVICES).map(Self::new)
     }
 
     /// Bytes of this process's live segments.
@@ -40,7 +48,7 @@ impl SharedFakeDevice {
     }
 }
 
-impl Memory for SharedFakeDevice {
+impl Memory for SimulatedMemory {
     fn kind(&self) -> MemoryKind {
         MemoryKind::Device
     }
@@ -51,10 +59,10 @@ impl Memory for SharedFakeDevice {
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         if len > SEGMENT_BYTES_MAX {
-            return Err(Error::invalid(format!("{len} bytes; the fake device has {SEGMENT_BYTES_MAX}")));
+            return Err(Error::invalid(format!("{len} bytes; the simulated device has {SEGMENT_BYTES_MAX}")));
         }
-        let io = |error: std::io::Error| Error::io("cannot reserve memory of the fake device", &error);
-        let file = File::from(create_memfd("fake device")?);
+        let io = |error: std::io::Error| Error::io("cannot reserve memory of the simulated device", &error);
+        let file = File::from(create_memfd("simulated device")?);
         file.set_len(len as u64).map_err(io)?;
         Ok(Box::new(self.segment(file, len)))
     }
@@ -72,7 +80,7 @@ impl Memory for SharedFakeDevice {
 struct FakeSegment {
     file: File,
     len: usize,
-    memory: SharedFakeDevice,
+    memory: SimulatedMemory,
 }
 
 impl Drop for FakeSegment {
@@ -97,7 +105,7 @@ impl SegmentMut for FakeSegment {
     fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let range = range_within(offset, source.len(), self.len)?;
         let written = self.file.write_all_at(source, range.start as u64);
-        written.map_err(|error| Error::io("cannot write memory of the fake device", &error))
+        written.map_err(|error| Error::io("cannot write memory of the simulated device", &error))
     }
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
@@ -125,7 +133,7 @@ impl Segment for FakeSegment {
     fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let range = range_within(offset, target.len(), self.len)?;
         let read = self.file.read_exact_at(target, range.start as u64);
-        read.map_err(|error| Error::io("cannot read memory of the fake device", &error))
+        read.map_err(|error| Error::io("cannot read memory of the simulated device", &error))
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -139,8 +147,8 @@ mod tests {
     use cotensor_core::testing::{conformance, import_conformance};
 
     #[test]
-    fn shared_fake_device_conforms_and_leaks_nothing() {
-        let device = SharedFakeDevice::new(1);
+    fn simulated_memory_conforms_and_leaks_nothing() {
+        let device = SimulatedMemory::new(1);
         conformance(&device);
         import_conformance(&device);
         assert_eq!(device.live_bytes(), 0);
@@ -150,7 +158,7 @@ mod tests {
 
     #[test]
     fn other_memory_is_not_imported() {
-        let device = SharedFakeDevice::default();
+        let device = SimulatedMemory::default();
         let host = crate::MemfdMemory.reserve(10).unwrap().freeze().unwrap();
         let fd = host.fd().unwrap().try_clone_to_owned().unwrap();
         let refused = device.import(fd, 10, host.kind()).err().unwrap();
