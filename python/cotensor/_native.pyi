@@ -40,6 +40,7 @@ __all__ = [
     "PooledModel",
     "Provider",
     "RemoteObject",
+    "ResidentCopies",
     "ResourcePool",
     "SharedTensor",
     "SharedTensorView",
@@ -99,6 +100,14 @@ class Driver:
 def divide_operations(
     sizes: Sequence[int], operations: Sequence[tuple[Sequence[int], int]], devices: Sequence[tuple[int, int]]
 ) -> list[int]: ...
+
+@final
+class ResidentCopies:
+    def __new__(cls, tensor: Tensor, kind: str, ordinal: int, identity: str) -> Self: ...
+    @property
+    def device(self) -> str: ...
+    def budget(self) -> Optional[tuple[int, int]]: ...
+    def lease(self, address: int, nbytes: int, wait: float, may_copy: bool) -> Optional[tuple[Any, int]]: ...
 
 @final
 class DeviceShare:

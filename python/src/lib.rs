@@ -72,6 +72,8 @@ mod _native {
     #[pymodule_export]
     use super::store::manifest::{encode_manifest, read_manifest};
     #[pymodule_export]
+    use super::store::resident::ResidentCopies;
+    #[pymodule_export]
     use super::store::save::save_file;
     #[pymodule_export]
     use super::store::store::Store;

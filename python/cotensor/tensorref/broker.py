@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from typing import Any, Optional, Tuple
-
-import torch
+from typing import Optional, Tuple
 
 from .. import _native
 from ..errors import CotensorError, NoDaemonError, OverBudgetError, UnsupportedError
 from ..functions import lifecycle
+from .identity import identity
 from .mover import Mover
-from .simulated.device import simulated_name
 from .threads import Thread
 
 #: Reports are sent at most this often. The daemon takes a program without reports for idle after five seconds.
@@ -86,17 +84,6 @@ class Share:
                 # Of the program's strategy or middleware, or of a copy. The daemon asks again.
                 warnings.warn(f"the share of {self._mover.device} is not followed: {failure!r}", RuntimeWarning, stacklevel=2)
                 freed = False
-
-
-def identity(device: torch.device) -> Optional[str]:
-    """A name of a device that is equal in all programs; None if it has none."""
-    if device.type == "simulated":
-        name = simulated_name(device)
-        return None if name is None else f"simulated:{name}"
-    module: Any = torch.get_device_module(device)
-    properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
-    uuid = getattr(properties, "uuid", None)
-    return None if uuid is None else f"{device.type}:{uuid}"
 
 
 def join(mover: Mover, required: bool) -> Optional[Share]:

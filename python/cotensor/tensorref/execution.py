@@ -87,6 +87,8 @@ class Execution:
         """Runs an operation on the device of a mover if that and ``on_device`` say so, else on the host. Returns its result,
         whether it ran on the device, and its time in nanoseconds."""
         if on_device and weights:
+            if mover.shared is not None and (function.may_write or self._devices.runs_code):
+                self._own_written(mover, function, args, kwargs, weights)
             on_device = mover.begin(function.name, weights)
         started = time.perf_counter_ns()
         if not on_device:
@@ -105,6 +107,14 @@ class Execution:
             elapsed = self._measured(function.name, weights, elapsed, started, mover) if self._waits else elapsed
             mover.end(elapsed)
         return result, True, elapsed
+
+    def _own_written(self, mover: Mover, function: Function, args: Args, kwargs: Kwargs, weights: List[Weight]) -> None:
+        """An operation gets copies that no other program reads of the weights that it may write: statistics, and all that code of
+        several operations reads."""
+        if self._devices.runs_code:
+            return mover.own(weights)
+        parts = [mover.weights.part(tensor) for tensor in written_by(function.call, args, kwargs) if tensor.is_cpu]
+        mover.own([part.weight for part in parts if part is not None])
 
     def _redirected(self, place: str) -> Mover:
         """The device that a middleware names."""

@@ -143,7 +143,7 @@ class HostTensors:
             else:
                 weights.add(part.weight)
         size_bytes = others + sum([weight.size_bytes for weight in weights])
-        return all([size_bytes <= mover.driver.budget for mover in self.devices.movers])
+        return all([size_bytes <= mover.own_budget() for mover in self.devices.movers])
 
     # What the program sees.
     def show(self, tensor: torch.Tensor, on_device: bool) -> None:

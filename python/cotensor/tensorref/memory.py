@@ -43,8 +43,12 @@ class DeviceMemory:
         self._read_at = float("-inf")
         #: Bytes that other programs leave to this one, if a daemon divides the device.
         self.share: Optional[int] = None
-        #: Bytes of this session's weights on the device, when they were last counted.
+        #: Bytes of this session's weights on the device, when they were last counted; without shared copies.
         self.weights_bytes = 0
+        #: Bytes of the device that are a store's, and those of them that the device does not count as free.
+        self.store_bytes = self.store_used_bytes = 0
+        #: Bytes of the store's memory that shared copies of this program may have, and those that they have.
+        self.pool_bytes = self.shared_bytes = 0
         self._own = memory if memory is not None else self.free()
         _all.add(self)
 
@@ -53,12 +57,19 @@ class DeviceMemory:
         return self._own if self.share is None else max(min(self._own, self.share), 1)
 
     def free(self) -> int:
-        """Free bytes of the device, other programs included."""
-        return int(self.module.mem_get_info(self.device)[0])
+        """Free bytes of the device, other programs included, without those that a store may still take."""
+        return max(int(self.module.mem_get_info(self.device)[0]) - self.store_bytes + self.store_used_bytes, 0)
 
     def capacity(self) -> int:
-        """Bytes of the device."""
-        return int(self.module.mem_get_info(self.device)[1])
+        """Bytes of the device, without those of a store."""
+        return max(int(self.module.mem_get_info(self.device)[1]) - self.store_bytes, 1)
+
+    def keep_for_store(self, limit_bytes: int, used_bytes: int) -> None:
+        """A store may have ``limit_bytes`` of the device; the device does not count ``used_bytes`` of them as free."""
+        kept_bytes = self.store_bytes - self.store_used_bytes
+        self.store_bytes, self.store_used_bytes = limit_bytes, used_bytes
+        if self.memory is None:
+            self._own = max(self._own + kept_bytes - (limit_bytes - used_bytes), 1)
 
     def allocated(self) -> int:
         """Bytes of this program's tensors, without the weights of its other sessions."""
@@ -87,10 +98,17 @@ class DeviceMemory:
             step = max(capacity // _NEED_STEPS, 1)
             return min((bytes_ + step - 1) // step * step, limit)
 
-        return total(sum(sizes)), total(2 * max(sizes))
+        smallest = total(2 * max(sizes))
+        return max(total(max(sum(sizes) - self.pool_bytes, 1)), smallest), smallest
 
     def budget(self) -> int:
-        """Bytes for weights: the memory without a reserve for activations."""
+        """Bytes for weights: :meth:`private_budget`, and those of shared copies in a store's memory. ``memory`` limits both."""
+        if self.memory is None:
+            return self.private_budget() + self.pool_bytes
+        return self.private_budget() + min(self.pool_bytes, max(self.memory - self._total, 0))
+
+    def private_budget(self) -> int:
+        """Bytes for weights in the memory of this program: all of it without a reserve for activations."""
         step = max(self._total // _STEPS, 1)
         reserve = max(max(self._peaks), self._total // _RESERVED)
         return max((self._total - reserve) // step * step, 1)
@@ -107,7 +125,7 @@ class DeviceMemory:
         if now - self._read_at < _INTERVAL_SECONDS and not failed:
             return None
         self._read_at = now
-        weights_bytes = self.weights_bytes = weights.used
+        weights_bytes = self.weights_bytes = weights.used - self.shared_bytes
         activations = max(self.allocated() - weights_bytes, 0)
         if failed:
             # Somewhat more than now is needed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable, Dict, List, Optional, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 
@@ -12,6 +12,7 @@ from ..errors import InvalidError
 from .copies import copies_of
 from .events import Middlewares, Move
 from .memory import DeviceMemory
+from .shared_copies import SharedCopies, join
 from .simulated.tensor import raw_storage
 from .strategy import Strategy
 from .weights import Part, View, Weight, Weights
@@ -36,6 +37,11 @@ class Mover:
         self.memory = DeviceMemory(device, memory)
         self.weights = Weights()
         self.paths = copies_of(device, self.memory.module)
+        #: Copies that programs share; None: each program has its own.
+        self.shared: Optional[SharedCopies] = None
+        #: Bytes of copies that no other program has.
+        self.private_bytes = 0
+        self._makes_room = False
         if not isinstance(strategy, (str, Strategy)):
             text = f"strategy: pass a name or an object of a class derived from Strategy, not {strategy!r}"
             raise InvalidError(text, field="strategy")
@@ -106,6 +112,8 @@ class Mover:
         budget = self.memory.measure(self.driver)
         if budget is None:
             return
+        if self.shared is not None and self.shared.refresh():
+            budget = self.memory.budget()
         if budget != self.driver.budget:
             self.make(self.driver.set_budget(budget))
         report = self.report
@@ -118,7 +126,7 @@ class Mover:
         budget = self.memory.budget()
         if budget != self.driver.budget:
             self.make(self.driver.set_budget(budget))
-        self.memory.weights_bytes = self.driver.used
+        self.memory.weights_bytes = self.driver.used - self.memory.shared_bytes
         return self.memory.allocated() <= share and self.memory.reserved() <= share
 
     def no_memory(self) -> None:
@@ -173,6 +181,10 @@ class Mover:
 
     def _fetch(self, weight: Weight) -> bool:
         """Copies a weight to the device. Returns false without memory, and if a nested call has copied it."""
+        if self.shared is not None:
+            leased = self._lease_or_fit(self.shared, weight)
+            if leased is not None:
+                return leased
         try:
             weight.fetch(self.device, self.paths)
         except torch.OutOfMemoryError:
@@ -189,12 +201,96 @@ class Mover:
             if not self.driver.keep(weight.number):
                 weight.drop()
                 return False
+        self._landed(weight, weight.size_bytes)
+        return True
+
+    def _landed(self, weight: Weight, copied_bytes: int) -> None:
+        """A weight has a copy, for which bytes were copied unless another program has done it."""
         assert weight.copy is not None
+        if weight.is_leased:
+            self.memory.shared_bytes += weight.size_bytes
+        else:
+            self.private_bytes += weight.size_bytes
         weight.key = raw_storage(weight.copy)
         self.by_copy[weight.key] = weight
-        self.copies += 1
-        self.copied_bytes += weight.size_bytes
+        if copied_bytes:
+            self.copies += 1
+            self.copied_bytes += copied_bytes
+
+    def _lease_or_fit(self, shared: SharedCopies, weight: Weight) -> Optional[bool]:
+        """Uses the shared copy of a weight (true), or finds room for one of its own (None). False: there is room for neither, or
+        a nested call has copied it."""
+        if self._lease(shared, weight):
+            return True
+        if self._fits(weight):
+            return None
+        if not self._make_room(weight):
+            return False
+        # Copies that have left may have been shared ones.
+        if self._lease(shared, weight):
+            return True
+        if self._fits(weight):
+            return None
+        self.driver.discard(weight.number)
+        return False
+
+    def _lease(self, shared: SharedCopies, weight: Weight) -> bool:
+        """Uses the shared copy of a weight, if there is one."""
+        copied_bytes = weight.lease(shared)
+        if copied_bytes is None:
+            return False
+        self._landed(weight, copied_bytes)
         return True
+
+    def _fits(self, weight: Weight) -> bool:
+        """Whether the memory of this program has room for a copy of its own."""
+        return self.private_bytes + weight.size_bytes <= self.memory.private_budget()
+
+    def _make_room(self, weight: Weight) -> bool:
+        """Other weights leave, because the store has less room than the driver counted on. Returns whether ``weight`` is still to
+        be copied."""
+        driver, memory = self.driver, self.memory
+        if self._makes_room:
+            driver.discard(weight.number)
+            return False
+        self._makes_room = True
+        try:
+            memory.pool_bytes = memory.shared_bytes
+            while weight.copy is None and driver.is_on_device(weight.number) and not self._fits(weight):
+                used_bytes = driver.used
+                self.make(driver.set_budget(max(used_bytes - 1, 1)))
+                if driver.used >= used_bytes:
+                    break
+            self.make(driver.set_budget(memory.budget()))
+        finally:
+            self._makes_room = False
+        return weight.copy is None and driver.is_on_device(weight.number)
+
+    def own_budget(self) -> int:
+        """Bytes of copies that this program may have without sharing them."""
+        return self.driver.budget if self.shared is None else min(self.driver.budget, self.memory.private_budget())
+
+    def own(self, weights: Iterable[Weight]) -> None:
+        """The next operation may write copies of weights: they are this program's from now on."""
+        for weight in weights:
+            weight.is_private = True
+            if weight.is_leased:
+                self.invalidate(weight)
+
+    def share(self, wanted: Optional[bool]) -> None:
+        """Shares copies with other programs from now on; ``wanted`` as ``shared_copies`` of :func:`offload`."""
+        sources = [weight.source for weight in self.weights.all if weight.owners and not weight.exposed]
+        self.shared = join(self.device, sources, self.memory, wanted)
+        if self.shared is not None:
+            self.make(self.driver.set_budget(self.memory.budget()))
+
+    def end_sharing(self) -> None:
+        """Makes copies of its own again, after all copies are freed."""
+        if self.shared is not None:
+            self.shared = None
+            self.memory.pool_bytes = 0
+            self.memory.keep_for_store(0, 0)
+            self.make(self.driver.set_budget(self.memory.budget()))
 
     def need(self, weight: Weight, view: View) -> torch.Tensor:
         """A part of a weight that the backward pass needs. Raises ``torch.OutOfMemoryError``."""
@@ -216,6 +312,13 @@ class Mover:
         self.driver.discard(weight.number)
 
     def _drop(self, weight: Weight) -> None:
+        if weight.copy is not None:
+            if weight.is_leased:
+                self.memory.shared_bytes -= weight.size_bytes
+                if self.shared is not None:
+                    self.shared.freed()
+            else:
+                self.private_bytes -= weight.size_bytes
         # After its copy has gone, the memory may be that of another weight.
         if self.by_copy.get(weight.key) is weight:
             del self.by_copy[weight.key]
@@ -248,4 +351,4 @@ class Mover:
         self.paths.forget()
         for weight in self.weights.all:
             self.invalidate(weight)
-        self.memory.weights_bytes = self.driver.used
+        self.memory.weights_bytes = self.driver.used - self.memory.shared_bytes

@@ -65,6 +65,7 @@ class Offload(TorchFunctionMode):
         memory: Any,
         bandwidth: Any,
         broker: Optional[bool],
+        shared_copies: Optional[bool],
     ) -> None:
         super().__init__()
         targets = devices_of(device)
@@ -104,6 +105,7 @@ class Offload(TorchFunctionMode):
         self._entries = threading.Lock()
         self._broker = None in limits if broker is None else broker
         self._share_required = broker is True
+        self._shared_copies = shared_copies
         self._shares: List[brokers.Share] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Optional[Kwargs] = None) -> Any:
@@ -171,8 +173,9 @@ class Offload(TorchFunctionMode):
 
     def stats(self, device: Any = None) -> Dict[str, int]:
         """Counts since the start: ``copies``, ``copied_bytes``, ``evictions``, ``on_host`` (operations), ``out_of_memory``; and
-        the bytes of weights on the device (``used_bytes``), their ``budget_bytes``, and the ``share_bytes`` from a daemon. On
-        CUDA, ``locked_bytes`` of the store are copied from where they are, and ``staged_bytes`` were copied by way of buffers.
+        the bytes of weights on the device (``used_bytes``), their ``budget_bytes``, those of copies that programs share
+        (``shared_bytes``), and the ``share_bytes`` from a daemon. On CUDA, ``locked_bytes`` of the store are copied from where
+        they are, and ``staged_bytes`` were copied by way of buffers.
 
         They are those of one ``device``, or sums of all devices of the session."""
         movers = self.movers
@@ -184,6 +187,7 @@ class Offload(TorchFunctionMode):
         names = "copies copied_bytes evictions on_host out_of_memory".split()
         counts = {name: sum([getattr(mover, name) for mover in movers]) for name in names}
         counts["used_bytes"] = sum([mover.driver.used for mover in movers])
+        counts["shared_bytes"] = sum([mover.memory.shared_bytes for mover in movers])
         counts["budget_bytes"] = sum([mover.driver.budget for mover in movers])
         counts["locked_bytes"] = sum([mover.paths.locked_bytes for mover in movers])
         counts["staged_bytes"] = sum([mover.paths.staged_bytes for mover in movers])
@@ -203,14 +207,14 @@ class Offload(TorchFunctionMode):
         for mover in self.movers:
             mover.refresh()
         self.tensors.add_models()
-        if self._broker:
-            try:
-                for mover in self.movers:
-                    share = brokers.join(mover, self._share_required)
-                    self._shares += [] if share is None else [share]
-            except BaseException:
-                self._leave()
-                raise
+        try:
+            for mover in self.movers:
+                mover.share(self._shared_copies)
+                share = brokers.join(mover, self._share_required) if self._broker else None
+                self._shares += [] if share is None else [share]
+        except BaseException:
+            self._leave()
+            raise
         self._modules.begin(self.models)
         self._compiled.begin(self.models)
         # The operations of other compiled functions have to be intercepted.
@@ -243,6 +247,8 @@ class Offload(TorchFunctionMode):
         for share in self._shares:
             share.close()
         self._shares.clear()
+        for mover in self.movers:
+            mover.end_sharing()
 
 
 _enabled: "weakref.WeakKeyDictionary[Any, Offload]" = weakref.WeakKeyDictionary()
@@ -256,6 +262,7 @@ def offload(
     memory: Any = "auto",
     bandwidth: Any = None,
     broker: Optional[bool] = None,
+    shared_copies: Optional[bool] = None,
 ) -> Offload:
     """A context in which ``model`` runs on ``device``, while its weights stay on the host::
 
@@ -272,6 +279,10 @@ def offload(
     Programs divide the memory of a device if a daemon runs: by default with ``memory="auto"``, never if ``broker`` is false, and
     always if it is true, with an error without a daemon. No daemon is started for it.
 
+    Programs share copies of published weights (:func:`cotensor.torch.attach`) on a device of which the daemon has memory
+    (``cotensor serve --max-device-memory``): by default on simulated devices with a name, never if ``shared_copies`` is false,
+    and on CUDA devices if it is true, with an error without such memory.
+
     Strategies: "flow" records the operations and plans; results stay on the device. "genoa" copies before each operation, and
     results return to the host at once. "lru" keeps what was used last. "pinned" keeps the first weights and streams the others.
     "cpu" runs all operations with weights on the host. A :class:`Strategy` is a program's own.
@@ -282,7 +293,7 @@ def offload(
             text = "device: PyTorch has no accelerator; cotensor.tensorref.simulated_device simulates one"
             raise InvalidError(text, field="device")
         device = accelerator
-    return Offload(modules_of(model), device, strategy, memory, bandwidth, broker)
+    return Offload(modules_of(model), device, strategy, memory, bandwidth, broker, shared_copies)
 
 
 def enable(model: Any, device: Any = None, **options: Any) -> Offload:

@@ -45,7 +45,7 @@ def run(known: HostTensors, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return result
     targets = tensors(args[0]) if kind is Kind.IN_PLACE and args else tensors(kwargs.get("out"))
     copied = sum([unwrapped(tensor).nbytes for tensor in given])
-    on_host = any([tensor.is_cpu for tensor in targets]) or copied > known.devices.movers[0].driver.budget
+    on_host = any([tensor.is_cpu for tensor in targets]) or copied > known.devices.movers[0].own_budget()
     #: By the ids of tensors: these, their copies, and the versions of the copies.
     copies: Dict[int, Tuple[torch.Tensor, torch.Tensor, int]] = {}
 

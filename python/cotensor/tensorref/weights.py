@@ -9,6 +9,7 @@ import torch
 from ..torch.weights.collect import is_plain
 from .copies import Copies, Landing
 from .known import MEMORY, TENSORS, Holder
+from .shared_copies import SharedCopies
 from .simulated.tensor import raw_storage
 
 
@@ -16,7 +17,8 @@ class Weight:
     """A range of host memory that tensors of a model share, and its copy on the device."""
 
     __slots__ = (
-        "copy", "dtype", "edits", "end", "exposed", "key", "landing", "name", "number", "owners", "seen", "source", "start",
+        "copy", "dtype", "edits", "end", "exposed", "is_leased", "is_private", "key", "landing", "name", "number", "owners",
+        "seen", "source", "start",
     )
 
     def __init__(self, number: int, name: str, tensor: torch.Tensor, start: int, end: int) -> None:
@@ -35,6 +37,10 @@ class Weight:
         #: Whether a program may write the memory unseen; then each use copies.
         self.exposed = False
         self.copy: Optional[torch.Tensor] = None
+        #: Whether ``copy`` is one that programs share.
+        self.is_leased = False
+        #: Whether operations on the device write copies.
+        self.is_private = False
         #: The copy on its way, if the device copies beside operations.
         self.landing: Optional[Landing] = None
         #: The memory of ``copy``.
@@ -70,9 +76,23 @@ class Weight:
             self.seen = self.state()
             self.copy, self.landing = copies.fetch(self.source, device, None if self.exposed else self.seen)
 
+    def lease(self, shared: SharedCopies) -> Optional[int]:
+        """Uses the copy that programs share. Returns the bytes that were copied for it; None: there is no such copy."""
+        if self.exposed or self.is_private:
+            return None
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
+            seen = self.state()
+            found = shared.lease(self.source)
+            if found is None:
+                return None
+            self.seen, self.is_leased = seen, True
+            self.copy, copied_bytes = found
+        return copied_bytes
+
     def drop(self) -> None:
         """Frees the copy, as soon as no operation uses it."""
         self.copy = self.landing = None
+        self.is_leased = False
         for owner in self.owners:
             owner.plain = owner.linked = None
 

@@ -19,6 +19,7 @@ mod mapping;
 mod options;
 mod pickle;
 pub(crate) mod report;
+pub(crate) mod resident;
 pub(crate) mod save;
 #[allow(clippy::module_inception, reason = "one file for each class")]
 pub(crate) mod store;

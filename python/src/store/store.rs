@@ -20,7 +20,7 @@ use cotensor::{DType, Error, ErrorKind, Kind, LocalStore, SharingConfig};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::Device;
-use cotensor_memory::{LocalMemory, PackCache};
+use cotensor_memory::{LocalMemory, PackCache, SimulatedMemory};
 use cotensor_store::TensorId;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -165,7 +165,8 @@ impl Store {
         warn_of_unknown_keys(py)?;
         let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
         let client = client.unwrap_or_else(|| program(py));
-        let mut builder = ClientStore::builder(&client).timeout(timeout);
+        let builder = ClientStore::builder(&client).timeout(timeout);
+        let mut builder = SimulatedMemory::all().fold(builder, |builder, memory| builder.memory(Arc::new(memory)));
         if let Some(socket) = socket {
             builder = builder.socket(socket);
         }

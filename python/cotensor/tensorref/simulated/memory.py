@@ -10,16 +10,20 @@ import torch
 
 
 class Buffer:
-    """One allocation: the storage of host memory that stands for it. Its last tensor frees it."""
+    """One allocation: the storage of host memory that stands for it. Its last tensor frees it.
 
-    __slots__ = ("__weakref__", "memory", "size_bytes", "storage")
+    ``is_lent``: a store has the memory, whose budget counts it instead."""
 
-    def __init__(self, memory: "SimulatedMemory", storage: torch.UntypedStorage) -> None:
+    __slots__ = ("__weakref__", "is_lent", "memory", "size_bytes", "storage")
+
+    def __init__(self, memory: "SimulatedMemory", storage: torch.UntypedStorage, is_lent: bool = False) -> None:
         self.memory = memory
         self.storage = storage
+        self.is_lent = is_lent
         self.size_bytes = 0
-        memory.take(storage.nbytes())
-        self.size_bytes = storage.nbytes()
+        if not is_lent:
+            memory.take(storage.nbytes())
+            self.size_bytes = storage.nbytes()
 
     def __del__(self) -> None:
         self.memory.give_back(self.size_bytes)
@@ -68,12 +72,19 @@ class SimulatedMemory:
                 found = Buffer(self, storage)
                 # The buffer keeps the storage, so that no other one gets this number.
                 self._buffers[storage._cdata] = found
-            grown = storage.nbytes() - found.size_bytes
+            grown = 0 if found.is_lent else storage.nbytes() - found.size_bytes
             if grown > 0:
                 # Resized, as by an operation with an empty ``out``.
                 self.take(grown)
                 found.size_bytes += grown
             return found
+
+    def lent(self, tensor: torch.Tensor) -> Buffer:
+        """The allocation of a host tensor that stands for memory of a store on the device."""
+        storage = tensor.untyped_storage()
+        with self._lock:
+            buffer = self._buffers[storage._cdata] = Buffer(self, storage, is_lent=True)
+        return buffer
 
     def take(self, size_bytes: int) -> None:
         """Takes memory. Raises ``torch.OutOfMemoryError`` beyond the limit.
