@@ -42,7 +42,7 @@ def step(name: str) -> None:
 
 def capsule_describes_the_published_memory(store: cotensor.Store) -> None:
     tensor = store.put("w", ELEMENTS, device="cuda:0")
-    assert (tensor.device, tensor.memory, tensor.__dlpack_device__()) == ("cuda:0", "device", (2, 0))
+    assert (tensor.device, tensor.memory, tensor.__dlpack_device__()) == ("cuda:0", "slab", (2, 0))
     driver = Driver()
     for shown in (tensor, tensor[1:, ::2], tensor[2]):
         expected = ELEMENTS[1:, ::2] if shown.ndim == 2 and shown is not tensor else ELEMENTS[2]
@@ -115,16 +115,17 @@ def cuda_array_interface(store: cotensor.Store) -> None:
         getattr(half, "__cuda_array_interface__")  # noqa: B009
     assert not hasattr(half.publish(), "__cuda_array_interface__")
     # CuPy and Numba keep the object that has the interface, and nothing else.
-    driver, own = Driver(), machine()
+    driver = Driver()
     shown = store.put("own", ELEMENTS, device="cuda:0", keep=False)
-    address, used = shown.__cuda_array_interface__["data"][0], own.used()
+    address = shown.__cuda_array_interface__["data"][0]
     shown.release()
     assert shown.released and driver.read(address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
     for released in (shown, store.put("host", ELEMENTS)):
         released.release()
         assert not hasattr(released, "__cuda_array_interface__")
+    assert "own" in store
     del shown, released
-    until(lambda: own.used() == used - devices.UNIT)
+    until(lambda: "own" not in store)
 
 
 def host_methods_name_the_way_out(store: cotensor.Store) -> None:
@@ -332,18 +333,19 @@ def lifetimes(store: cotensor.Store) -> None:
     assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
     array.delete()
     until(lambda: "w" not in store)
+    # The slab of small tensors is given back when it is idle.
     until(lambda: own.used() == 0)
     dropped = store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__()
-    assert own.used() == devices.UNIT
+    assert own.used() == devices.UNIT and "w" in store
     del dropped
-    until(lambda: own.used() == 0)
+    until(lambda: "w" not in store)
     # Work that is left in a stream when the array is dropped finds its memory.
     array = Consumer(store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__())
     target = ctypes.create_string_buffer(ELEMENTS.nbytes)
     size = ctypes.c_size_t(ELEMENTS.nbytes)
     driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(array.address), size, ctypes.c_uint64(driver.stream))
     array.delete()
-    until(lambda: own.used() == 0)
+    until(lambda: "w" not in store)
     assert target.raw == ELEMENTS.tobytes()
     # A closed store: the array keeps the connection.
     array = Consumer(store.put("w", ELEMENTS, device="cuda:0", keep=False).__dlpack__())
@@ -352,6 +354,41 @@ def lifetimes(store: cotensor.Store) -> None:
     assert driver.read(array.address, ELEMENTS.nbytes) == ELEMENTS.tobytes()
     array.delete()
     until(lambda: own.used() == 0)
+
+
+def small_tensors_share_memory(store: cotensor.Store) -> None:
+    own = machine()
+    kept = [store.put(f"t{number}", np.full(10_000, number, "uint8"), device="cuda:0") for number in range(100)]
+    assert own.used() == devices.UNIT
+    assert all(tensor.data_ptr % 256 == 0 and tensor.memory == "slab" for tensor in kept)
+    assert all(tensor.tobytes() == bytes([number]) * 10_000 for number, tensor in enumerate(kept))
+    driver = Driver()
+    copied = store.put("copy", kept[7])
+    assert copied.memory == "slab" and copied.tobytes() == kept[7].tobytes()
+    assert driver.fill(copied.data_ptr, 1, 4) == devices.INVALID_VALUE, "its array has a read-only address"
+    # A builder has an address before its publication, so it has memory of its own.
+    builder = store.empty("b", 24, "uint8", device="cuda:0")
+    assert own.used() == 2 * devices.UNIT and builder.publish().memory == "device"
+
+
+def range_is_used_again_after_the_work_that_reads_it(store: cotensor.Store) -> None:
+    driver = Driver()
+    with cotensor.connect(sys.argv[2]) as reader:
+        for number in range(5):
+            made = store.put("a", ELEMENTS + number, device="cuda:0", keep=False)
+            found = reader["a"]
+            array = Consumer(found.__dlpack__())
+            made.release()
+            found.release()
+            # The work is left in a stream when the program drops the array.
+            target = ctypes.create_string_buffer(ELEMENTS.nbytes)
+            size, to = ctypes.c_size_t(ELEMENTS.nbytes), ctypes.c_uint64(driver.stream)
+            driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(array.address), size, to)
+            array.delete()
+            until(lambda: "a" not in store)
+            for _ in range(20):
+                store.put("b", -ELEMENTS, device="cuda:0", keep=False).release()
+            assert target.raw == (ELEMENTS + number).tobytes()
 
 
 def memory_of_dropped_arrays_is_free_for_the_next(store: cotensor.Store) -> None:

@@ -29,6 +29,8 @@ ALONE = [
     "device_arrays_are_copied_on_their_device",
     "interface_arrays_are_copied_on_their_device",
     "lifetimes",
+    "small_tensors_share_memory",
+    "range_is_used_again_after_the_work_that_reads_it",
     "memory_of_dropped_arrays_is_free_for_the_next",
     "errors",
 ]

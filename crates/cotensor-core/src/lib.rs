@@ -38,5 +38,7 @@ pub use hash::{ContentHash, Hasher, Space};
 pub use heap::HeapMemory;
 pub use kind::Kind;
 pub use layout::{Layout, RANK_MAX, Slice, TENSOR_BYTES_MAX};
+#[cfg(unix)]
+pub use segment::SlabMemory;
 pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut, padded, range_within};
 pub use units::{parse_rate, parse_size, parse_time, size};

@@ -25,7 +25,7 @@ pub enum MemoryKind {
     Heap,
     /// An anonymous file of the kernel, sealed when published.
     Memfd,
-    /// An anonymous file that many small tensors of one producer share, who can still write in it.
+    /// Memory that many small tensors of one producer share, which can still write in it: an anonymous file, or memory of a device.
     Slab,
     /// A file of Cotensor's own cache, mapped.
     MappedFile,
@@ -113,6 +113,42 @@ pub trait Memory: Send + Sync {
         let _ = (len, count);
         Ok(0)
     }
+
+    /// Whether [`create_slab`](Memory::create_slab) makes slabs, for small tensors on a device.
+    fn has_slabs(&self) -> bool {
+        false
+    }
+
+    /// Makes a slab of `len` bytes, all of them zero.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory without slabs; else as [`reserve`](Memory::reserve).
+    #[cfg(unix)]
+    fn create_slab(&self, len: usize) -> Result<Arc<dyn SlabMemory>> {
+        Err(Error::unsupported(format!("{} memory has no slabs, so none of {len} bytes", self.kind())))
+    }
+}
+
+/// Memory of one producer for many small tensors. Its segments are ranges of it, and their [`MemoryKind`] is `Slab`.
+///
+/// The producer alone writes it, also after a segment is published. A range is used again after its segment is dropped. The publisher
+/// therefore keeps a segment until no process leases the tensor.
+#[cfg(unix)]
+pub trait SlabMemory: Memory {
+    /// As [`reserve`](Memory::reserve), but the bytes may have values of an earlier segment. For callers that write all of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OverBudget`](crate::ErrorKind::OverBudget) when no free range is long enough; as [`reserve`](Memory::reserve).
+    fn reserve_unzeroed(&self, len: usize) -> Result<Box<dyn SegmentMut>>;
+
+    /// The descriptor for other processes.
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
+
+    /// The length in bytes.
+    fn size_bytes(&self) -> usize;
+
+    /// Whether it has no segment.
+    fn is_unused(&self) -> bool;
 }
 
 /// A segment of one writer, before it is shared.
@@ -137,7 +173,8 @@ pub trait SegmentMut: Send + Sync {
     /// the work that this process has given to the device.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that no device addresses.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that no device addresses, and for a range of a slab, which
+    /// would stay writable at that address: [`reserve_aliased`](Memory::reserve_aliased) gives memory of its own.
     fn device_address(&self) -> Result<u64> {
         Err(Error::unsupported("this segment's memory has no address on a device"))
     }
@@ -224,6 +261,19 @@ pub trait Segment: Send + Sync {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that no device addresses.
     fn device_address(&self) -> Result<u64> {
         Err(Error::unsupported(format!("{} memory has no address on a device", self.kind())))
+    }
+
+    /// Waits until no work of this process can read the memory at the address that [`device_address`](Segment::device_address) gave. False
+    /// where that cannot be found out: the memory must not be used again then, while this process runs. Only a slab's memory is used
+    /// again; for other memory, the drop waits.
+    fn end_use(&self) -> bool {
+        true
+    }
+
+    /// The same memory for one more tensor in it. A segment that keeps the users of its address, and in which many tensors lie, has a part for
+    /// each of them. `whole` is this segment.
+    fn for_tensor(&self, whole: &Arc<dyn Segment>) -> Arc<dyn Segment> {
+        Arc::clone(whole)
     }
 
     /// Copies bytes from `offset` on into `target`: the way to read a device, and never the way to share.

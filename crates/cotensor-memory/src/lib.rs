@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `mapping` | one `mmap` and what belongs to it: huge pages, aliased mappings, cached mappings, dirty pages |
+//! | `ranges` | the free ranges of a slab |
 //! | `host` | the kinds of host memory: memfd, slab, mapped file; private mappings and the shared index over them |
 //! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of local stores |
 //! | `channel` | frames that one process writes again and again, and others read |
@@ -11,7 +12,7 @@
 //! | `testing` (feature) | limits that sandboxes set |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!
-//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse`, `channel` and `pack_cache`.
+//! Each module uses only those above it in this order: `process`, `mapping`, `ranges`, `host`, `reuse`, `channel` and `pack_cache`.
 //! `device` is beside `host`.
 //!
 //! This is the only crate below the bindings that may use `unsafe`. The comment of each block names the guard, the
@@ -25,6 +26,7 @@ mod host;
 mod mapping;
 mod pack_cache;
 pub mod process;
+mod ranges;
 mod reuse;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -148,17 +148,22 @@ message! {
         /// block, and nothing while the block is empty.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         block: bool,
-        /// The device whose memory it is; `cpu` when it is missing. Slabs are host memory.
+        /// The device whose memory it is; `cpu` when it is missing. Blocks are host memory.
         #[serde(default, with = "super::device_name")]
         #[schemars(with = "String")]
         device: Device,
+        /// A reservation of this session of as many bytes on a device: the slab takes its place in the budget. Without it, the budget must have
+        /// room.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reservation: Option<u64>,
     }
 
     /// An open slab.
     SlabResult {
         /// The number of its segment.
         slab: u64,
-        /// Offsets of the live tensors in it, for a slab that the session had before the daemon was replaced.
+        /// Offsets of the live tensors in it, for a slab that the session had before the daemon was replaced. A slab on a device is always a new
+        /// one.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         live: Vec<u64>,
     }

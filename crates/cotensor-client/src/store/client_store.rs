@@ -174,7 +174,7 @@ impl ClientStore {
         self.daemon.slabs.next_block.start(move |len| {
             if let Some(store) = me.upgrade() {
                 Allocation::make_next_block(&store.daemon, len);
-                store.give_blocks_back();
+                store.give_back_later();
             }
         });
     }
@@ -321,9 +321,10 @@ impl ClientStore {
         }
     }
 
-    /// Whether a tensor of `bytes` bytes on `device` is put in a slab.
+    /// Whether a tensor of `bytes` bytes on `device` is put in a slab. A device without a memory is an error later.
     pub(super) fn is_for_slab(&self, device: Device, bytes: usize) -> bool {
-        device.is_host() && self.small_bytes_max > 0 && bytes <= self.small_bytes_max
+        let is_small = self.small_bytes_max > 0 && bytes <= self.small_bytes_max;
+        is_small && (device.is_host() || self.daemon.memories.of(device).is_ok_and(|memory| memory.has_slabs()))
     }
 }
 

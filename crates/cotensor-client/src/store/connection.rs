@@ -1,7 +1,7 @@
 //! The client's connection to the daemon, replaced together with the daemon.
 
+use super::freed_ranges::FreedRanges;
 use super::session::{ANSWER_TIMEOUT, Greeted, Session};
-use super::slabs::FreedRanges;
 use crate::OpenSession;
 use crate::protocol as p;
 use cotensor_core::sync::{read, write};

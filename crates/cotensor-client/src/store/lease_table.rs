@@ -188,7 +188,7 @@ impl LeaseTable {
     ) -> Result<Lease> {
         let fd = if descriptor.fd { fds.next() } else { None };
         match self.segment(session, &descriptor, fd) {
-            Ok(segment) => self.open_in(session, &descriptor, segment, holder, backend),
+            Ok(whole) => self.open_in(session, &descriptor, whole.for_tensor(&whole), holder, backend),
             Err(error) => {
                 release(session, descriptor.id.into(), holder.name());
                 Err(error)
@@ -265,7 +265,7 @@ impl LeaseTable {
             Ok((lease, before)) => {
                 // A closed record that `forget` has not removed yet. Its lease is released here, as `forget` finds the
                 // new record.
-                if let Some(before) = before {
+                if let Some(before) = before.filter(|before| before.record.segment().end_use()) {
                     release(session, id, &before.holder);
                 }
                 Ok(lease)
@@ -277,8 +277,12 @@ impl LeaseTable {
         }
     }
 
-    /// Removes a record whose last lease was dropped.
+    /// Removes a record whose last lease was dropped. One that work of this process may still read stays, with the daemon's lease: its memory
+    /// must not be used again.
     pub(super) fn forget(&self, record: &Arc<Record>) {
+        if !record.segment().end_use() {
+            return;
+        }
         let mut tensors = lock(&self.tensors);
         // The tensor may have a new record since this one was closed.
         let removed = match tensors.entries.get(&record.id()) {

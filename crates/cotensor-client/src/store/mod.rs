@@ -7,6 +7,7 @@ mod change_queue;
 mod client_store;
 mod connection;
 mod copies;
+mod freed_ranges;
 mod kept_memory;
 mod lease_table;
 mod memories;

@@ -3,13 +3,14 @@
 use super::call_each::UNANSWERED_MAX;
 use super::connection::DaemonConnection;
 use super::copies::UnreportedCopies;
+use super::freed_ranges::OwnSlab;
 use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
 use super::session::Session;
-use super::slabs::{OwnSlab, Slabs, whole_pages};
+use super::slabs::{Slabs, whole_units};
 use crate::protocol::{self as p, Published, Spec};
-use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
+use cotensor_core::{DType, Error, ErrorKind, Kind, Layout, Memory, Result, Segment, SegmentMut, SlabMemory};
 use cotensor_memory::Slab;
 use cotensor_memory::process::available_bytes;
 use cotensor_store::backend::{StoreBackend, UnpublishedTensor};
@@ -27,12 +28,29 @@ pub(super) enum Allocation {
     Own(ReservationGuard),
 }
 
-/// A reservation of a session, cancelled on drop unless it was published.
+/// A reservation of a session, cancelled on drop unless it was published or became a slab.
 pub(super) struct ReservationGuard {
     number: u64,
     generation: u64,
     connection: Arc<DaemonConnection>,
     published: bool,
+}
+
+impl ReservationGuard {
+    fn reserve(daemon: &Reconnector, params: &p::ReserveParams) -> Result<Self> {
+        let (number, generation) = daemon.retry(|session| Ok((reserve(session, params)?, session.generation)))?;
+        Ok(Self { number, generation, connection: Arc::clone(&daemon.connection), published: false })
+    }
+
+    /// The number for the call that ends the reservation, whatever the answer is. A later session reserves again.
+    fn take_in(&mut self, session: &Session, params: &p::ReserveParams) -> Result<u64> {
+        if self.generation != session.generation {
+            self.number = reserve(session, params)?;
+            self.generation = session.generation;
+        }
+        self.published = true;
+        Ok(self.number)
+    }
 }
 
 impl Drop for ReservationGuard {
@@ -57,20 +75,25 @@ pub(super) struct PublishTerms {
 }
 
 impl Allocation {
-    /// A range of a slab. Opens a new slab when the open ones have no room. With `to_fill`, the bytes may have values of earlier tensors.
-    pub(super) fn in_slab(daemon: &Reconnector, len: usize, to_fill: bool) -> Result<(Self, Box<dyn SegmentMut>)> {
-        let slabs = &daemon.slabs;
-        let shared = |(number, segment)| (Self::Slab(OwnSlab { number, is_block: false }), segment);
-        if let Some(found) = slabs.reserve(len, to_fill)? {
+    /// A range of a slab on the tensor's device. Opens a new slab when the open ones have no room. With `to_fill`, the bytes may have values of
+    /// earlier tensors.
+    pub(super) fn in_slab(
+        daemon: &Reconnector,
+        params: &p::ReserveParams,
+        len: usize,
+        to_fill: bool,
+    ) -> Result<(Self, Box<dyn SegmentMut>)> {
+        let (slabs, device) = (&daemon.slabs, params.spec.device);
+        let shared = |(own, segment)| (Self::Slab(own), segment);
+        if let Some(found) = slabs.reserve(device, len, to_fill)? {
             return Ok(shared(found));
         }
-        let (least, mut bytes) = slabs.next_bytes(len);
+        let (least, mut bytes) = slabs.next_bytes(device, len);
         loop {
-            let slab = Slab::create(bytes)?;
-            match daemon.retry(|session| slabs.open_in(session, &slab, len)) {
+            match new_slab(daemon, params, bytes, len) {
                 // A smaller slab may fit into the budget.
                 Err(error) if error.kind() == ErrorKind::OverBudget && bytes > least => {
-                    bytes = whole_pages((bytes / 2).max(len));
+                    bytes = whole_units(device, (bytes / 2).max(len));
                 }
                 opened => return opened.map(shared),
             }
@@ -98,7 +121,7 @@ impl Allocation {
                 }
             },
         };
-        Ok(found.map(|(number, segment)| (Self::Slab(OwnSlab { number, is_block: true }), segment)))
+        Ok(found.map(|(own, segment)| (Self::Slab(own), segment)))
     }
 
     /// Prefaults a block for a later tensor of `len` bytes. False when the client has enough free ones.
@@ -127,11 +150,18 @@ impl Allocation {
         params: &p::ReserveParams,
         reserve_in: impl FnOnce(&dyn Memory) -> Result<Box<dyn SegmentMut>>,
     ) -> Result<(Self, Box<dyn SegmentMut>)> {
-        let memory =
-            daemon.memories.of(params.spec.device).map_err(|error| error.in_field(params.spec.name.as_str()))?;
-        let (number, generation) = daemon.retry(|session| Ok((reserve(session, params)?, session.generation)))?;
-        let reserved =
-            ReservationGuard { number, generation, connection: Arc::clone(&daemon.connection), published: false };
+        let device = params.spec.device;
+        let memory = daemon.memories.of(device).map_err(|error| error.in_field(params.spec.name.as_str()))?;
+        let reserved = match ReservationGuard::reserve(daemon, params) {
+            // A slab that became empty just now takes whole units of the device.
+            Err(error)
+                if error.kind() == ErrorKind::OverBudget
+                    && daemon.slabs.give_back_unused(&daemon.connection.session(), device) =>
+            {
+                ReservationGuard::reserve(daemon, params)?
+            }
+            reserved => reserved?,
+        };
         Ok((Self::Own(reserved), reserve_in(memory)?))
     }
 
@@ -149,12 +179,8 @@ impl Allocation {
                 let PublishTerms { holder, ticket, expected, copies } = terms;
                 let described = Spec::from(spec);
                 let fd = descriptor_of(&**segment)?;
-                if reserved.generation != session.generation {
-                    reserved.number = reserve(session, &p::ReserveParams { spec: described, holder })?;
-                    reserved.generation = session.generation;
-                }
-                let params = p::PublishParams { reservation: reserved.number, ticket, expected, copies };
-                reserved.published = true;
+                let reservation = reserved.take_in(session, &p::ReserveParams { spec: described, holder })?;
+                let params = p::PublishParams { reservation, ticket, expected, copies };
                 Ok(session.call::<p::Publish>(&params, vec![fd])?.0)
             }
             Self::Slab(own) => {
@@ -164,6 +190,31 @@ impl Allocation {
             }
         }
     }
+}
+
+/// A new slab of `bytes` bytes on the device of `params`, and a range of `len` bytes in it. The budget of a device has the bytes before the
+/// device is asked for them: the daemon may have to evict tensors there.
+fn new_slab(
+    daemon: &Reconnector,
+    params: &p::ReserveParams,
+    bytes: usize,
+    len: usize,
+) -> Result<(OwnSlab, Box<dyn SegmentMut>)> {
+    let (slabs, device) = (&daemon.slabs, params.spec.device);
+    if device.is_host() {
+        let slab = Arc::new(Slab::create(bytes)?) as Arc<dyn SlabMemory>;
+        return daemon.retry(|session| slabs.open_in(session, &slab, None, len));
+    }
+    let memory = daemon.memories.of(device)?;
+    // The rules about which tensors are shared are those of each tensor in it.
+    let whole = TensorSpec { kind: Kind::Weight, ..TensorSpec::new(&params.spec.name, DType::U8, &[bytes]).on(device) };
+    let params = p::ReserveParams { spec: Spec::from(&whole), holder: params.holder.clone() };
+    let mut reserved = ReservationGuard::reserve(daemon, &params)?;
+    let slab = memory.create_slab(bytes)?;
+    daemon.retry(|session| {
+        let reservation = reserved.take_in(session, &params)?;
+        slabs.open_in(session, &slab, Some(reservation), len)
+    })
 }
 
 /// A prefaulted block for a later tensor of `len` bytes; none when the client has enough free ones.

@@ -9,7 +9,7 @@ use cotensor_store::backend::UnpublishedTensor;
 use cotensor_store::{Expected, Holder, Lease, Reservation, TensorId, TensorSpec, TensorStore};
 use std::time::{Duration, Instant};
 
-/// How often idle blocks are looked for. With the time after which a block is idle, memory is given back within ten seconds.
+/// How often idle memory is looked for. With the time after which a block is idle, memory is given back within ten seconds.
 const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long the daemon has to answer meanwhile. The store is held for that time.
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -56,17 +56,23 @@ impl ClientStore {
                 let Some(block) = (if fits { Allocation::in_block(daemon, len)? } else { None }) else {
                     return self.allocate(params, len, Wanted::Any { to_fill: true });
                 };
-                self.give_blocks_back();
+                self.give_back_later();
                 Ok(block)
             }
-            Wanted::Any { to_fill } if is_for_slab => Allocation::in_slab(daemon, len, to_fill),
+            Wanted::Any { to_fill } if is_for_slab => {
+                let found = Allocation::in_slab(daemon, params, len, to_fill)?;
+                if !params.spec.device.is_host() {
+                    self.give_back_later();
+                }
+                Ok(found)
+            }
             Wanted::Any { .. } => Allocation::reserved(daemon, params, |memory| memory.reserve(len)),
             Wanted::Aliased => Allocation::reserved(daemon, params, |memory| memory.reserve_aliased(len)),
         }
     }
 
-    /// Gives blocks back that are not used for some seconds, until none is left.
-    pub(super) fn give_blocks_back(&self) {
+    /// Gives blocks, and slabs on devices, back that are not used for some seconds, until none is left.
+    pub(super) fn give_back_later(&self) {
         let store = self.me.clone();
         self.daemon.slabs.gives_back.start(GIVE_BACK_INTERVAL, move || {
             let Some(store) = store.upgrade() else { return false };

@@ -2,7 +2,7 @@
 
 use super::report::count_copies;
 use crate::dispatch::{Answer, Caller, NOTHING, Reply};
-use crate::state::segment::{Part, SlabFile, SlabOwner, inode, own_segment};
+use crate::state::segment::{Part, SlabFile, SlabOwner, Slabs, inode, own_segment};
 use crate::state::session::{Granted, Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
     self as p, CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams,
@@ -11,7 +11,7 @@ use cotensor_client::protocol::{
 };
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::{BLOCK_BYTES_MAX, BlockLimits};
-use cotensor_store::{Holder, Lease, Publication, TensorStore};
+use cotensor_store::{Holder, Lease, Publication, SegmentCharge, TensorStore};
 use std::sync::Arc;
 
 /// The most slabs of one session.
@@ -49,6 +49,12 @@ pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer
 }
 
 pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<SlabResult> {
+    // First: an error ends the reservation, too.
+    let reserved =
+        params.reservation.map(|number| caller.lock().reservations.take(number, "reservation")).transpose()?;
+    if reserved.is_some() && (params.block || params.device.is_host()) {
+        return Err(Error::invalid("only a slab on a device takes the place of one").in_field("reservation"));
+    }
     if caller.daemon.config.small_bytes_max == 0 {
         return Err(Error::new(
             ErrorKind::Refused,
@@ -66,6 +72,9 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     if params.block {
         return open_block(&caller, file, &owner);
     }
+    if !params.device.is_host() {
+        return open_device_slab(&caller, file, reserved, &owner);
+    }
     let own = caller.charge(params.bytes)?;
     // A slab of a former server is charged already and still contains its tensors.
     let (slab, share) = daemon.slabs.open(&daemon.store, file, &owner)?;
@@ -75,6 +84,33 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let number = caller.lock().add_slab(entry);
     let live = slab.belongs(&owner, number);
     Ok(SlabResult { slab: number, live }.into())
+}
+
+fn open_device_slab(
+    caller: &Caller,
+    file: SlabFile,
+    reserved: Option<Reserved>,
+    owner: &Arc<dyn SlabOwner>,
+) -> Answer<SlabResult> {
+    let (device, bytes) = (file.device, file.len as u64);
+    let (own, share) = match reserved {
+        Some(Reserved { spec, charge, own, .. }) => {
+            if spec.device != device || spec.layout()?.size_bytes() != file.len {
+                let message = format!("it is not of {bytes} bytes on {device}");
+                return Err(Error::invalid(message).in_field("reservation"));
+            }
+            (own, SegmentCharge::of_reserved(charge))
+        }
+        None => {
+            let own = caller.charge(device.allocated_bytes(bytes))?;
+            (own, caller.daemon.store.charge_segment(device, bytes)?)
+        }
+    };
+    let slab = Slabs::open_on_device(file, &share, owner)?;
+    let entry = SlabEntry::Shared { slab: Arc::clone(&slab), _share: share, _charge: own };
+    let number = caller.lock().add_slab(entry);
+    slab.belongs(owner, number);
+    Ok(SlabResult { slab: number, live: Vec::new() }.into())
 }
 
 fn open_block(caller: &Caller, file: SlabFile, owner: &Arc<dyn SlabOwner>) -> Answer<SlabResult> {

@@ -79,7 +79,10 @@ fn restore(store: &LocalStore, link: &SupervisorLink, files: Option<&Arc<Files>>
             Taken::Own(segment) => state.enter_segment(segment.fd().map_or(-1, |fd| fd.as_raw_fd()), *number),
             Taken::Slab(slab) => {
                 state.enter_segment(slab.fd().as_raw_fd(), *number);
-                if let Ok(inode) = inode(slab.fd()) {
+                // The client of a slab on a device opens no slab again, so its tensors alone keep it.
+                if slab.device().is_host()
+                    && let Ok(inode) = inode(slab.fd())
+                {
                     orphans.slabs.insert(inode, (Arc::clone(slab), store.reopen_segment(charge)));
                 }
             }

@@ -27,7 +27,7 @@ fn block_is_free_after_the_last_of_its_tensors() {
     let block = Slab::create(MIB).unwrap();
     let written = block.copy_of(&content(1, MIB)).unwrap().freeze().unwrap();
     let fd = || block.fd().try_clone_to_owned().unwrap();
-    let open = p::SlabParams { bytes: MIB as u64, block: true, device: Device::Cpu };
+    let open = p::SlabParams { bytes: MIB as u64, block: true, device: Device::Cpu, reservation: None };
     let slab = raw.call::<p::OpenSlab>(&open, vec![fd()], None).unwrap().0.slab;
     let publish = |name: &str| {
         let spec = p::Spec::from(&spec(name, MIB));

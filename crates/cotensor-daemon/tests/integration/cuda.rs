@@ -14,9 +14,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-const DEVICE: Device = Device::Cuda(0);
-const MIB: usize = 1 << 20;
-const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
+pub(crate) const DEVICE: Device = Device::Cuda(0);
+pub(crate) const MIB: usize = 1 << 20;
+pub(crate) const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 /// Variables of a child: the daemon's socket, the driver's library, and what the child does.
 const SOCKET: &str = "COTENSOR_TEST_SOCKET";
 const LIBRARY: &str = "COTENSOR_TEST_CUDA";
@@ -27,33 +27,33 @@ pub(crate) fn memory_of(library: &Path) -> Arc<dyn Memory> {
     Arc::new(CudaMemory::all(&driver).unwrap().remove(0))
 }
 
-fn connect(socket: &Path, client: &str, memory: &Arc<dyn Memory>) -> Arc<ClientStore> {
+pub(crate) fn connect(socket: &Path, client: &str, memory: &Arc<dyn Memory>) -> Arc<ClientStore> {
     ClientStore::builder(client).socket(socket).memory(Arc::clone(memory)).connect().unwrap()
 }
 
-fn on_device(name: &str, bytes: usize, retention: Retention) -> TensorSpec {
+pub(crate) fn on_device(name: &str, bytes: usize, retention: Retention) -> TensorSpec {
     TensorSpec { retention, ..spec(name, bytes).on(DEVICE) }
 }
 
-fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> Lease {
+pub(crate) fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> Lease {
     let mut reservation = store.reserve(on_device(name, bytes.len(), retention), &store.holder("")).unwrap();
     reservation.write(bytes, CopyReason::DeviceTransfer).unwrap();
     reservation.publish().unwrap()
 }
 
-fn get(store: &ClientStore, name: &str) -> Lease {
+pub(crate) fn get(store: &ClientStore, name: &str) -> Lease {
     store.get(name, &store.holder("")).unwrap()
 }
 
-fn used(store: &ClientStore) -> u64 {
+pub(crate) fn used(store: &ClientStore) -> u64 {
     store.stats().devices.into_iter().find(|stats| stats.device == DEVICE.to_string()).unwrap().memory_usage_bytes
 }
 
-fn with_device(max_bytes: usize) -> Running {
+pub(crate) fn with_device(max_bytes: usize) -> Running {
     Running::start(|config| config.max_device_bytes = [(DEVICE, max_bytes as u64)].into())
 }
 
-fn daemon(max_bytes: usize) -> Processes {
+pub(crate) fn daemon(max_bytes: usize) -> Processes {
     Processes::start_with(|_| vec![format!("--device={DEVICE}={max_bytes}").into()])
 }
 
@@ -70,6 +70,23 @@ fn child() {
             drop(put(&store, "kept", &content(1, 3 * MIB), KEPT));
             let reserved = store.reserve(on_device("unpublished", 5 * MIB, KEPT), &store.holder("")).unwrap();
             (Some(put(&store, "held", &content(2, MIB), Retention::WhileLeased)), Some(reserved))
+        }
+        "produces in a slab" => {
+            let store = connect();
+            drop(put(&store, "kept", &content(1, 1000), KEPT));
+            let reserved = store.reserve(on_device("unpublished", 5000, KEPT), &store.holder("")).unwrap();
+            (Some(put(&store, "held", &content(2, 2000), Retention::WhileLeased)), Some(reserved))
+        }
+        "reserves in a slab" => {
+            let store = connect();
+            (None, Some(store.reserve(on_device("unpublished", 5000, KEPT), &store.holder("")).unwrap()))
+        }
+        "releases all in a slab" => {
+            let store = connect();
+            drop(put(&store, "gone", &content(1, 1000), Retention::WhileLeased));
+            // The slab of this client stays open for some seconds.
+            std::mem::forget(store);
+            (None, None)
         }
         "reads" => (Some(get(&connect(), "kept")), None),
         "reads by default" => {
@@ -90,7 +107,7 @@ fn child() {
 }
 
 /// Starts [`child`], and waits until it has done `step`.
-fn start(processes: &Processes, fake: &FakeCuda, step: &str) -> Child {
+pub(crate) fn start(processes: &Processes, fake: &FakeCuda, step: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "cuda::child", "--nocapture"])
         .env(SOCKET, &processes.socket)
@@ -105,7 +122,7 @@ fn start(processes: &Processes, fake: &FakeCuda, step: &str) -> Child {
     child
 }
 
-fn kill(mut child: Child) {
+pub(crate) fn kill(mut child: Child) {
     signal(child.id(), Signal::KILL);
     child.wait().unwrap();
 }
@@ -168,13 +185,15 @@ fn budget_counts_what_the_device_allocates() {
     let fake = FakeCuda::start().unwrap();
     let running = with_device(6 * MIB);
     let store = connect(&running.socket, "user", &memory_of(&fake.library()));
-    let held = [put(&store, "a", &[1], KEPT), put(&store, "b", &[2; 2 * MIB + 1], KEPT)];
+    let held = [put(&store, "a", &[1; MIB], KEPT), put(&store, "b", &[2; 2 * MIB + 1], KEPT)];
     assert_eq!((used(&store), fake.used_bytes(0).unwrap()), (6 << 20, 6 << 20));
-    let error = store.reserve(on_device("c", 1, KEPT), &store.holder("")).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
-    assert!(error.to_string().contains("cuda:0"), "{error}");
+    for bytes in [1, MIB] {
+        let error = store.reserve(on_device("c", bytes, KEPT), &store.holder("")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
+        assert!(error.to_string().contains("cuda:0"), "{error}");
+    }
     drop(held);
-    until("unleased tensors are evicted", || store.reserve(on_device("c", 1, KEPT), &store.holder("")).is_ok());
+    until("unleased tensors are evicted", || store.reserve(on_device("c", MIB, KEPT), &store.holder("")).is_ok());
 }
 
 #[test]
@@ -186,18 +205,18 @@ fn budget_of_a_client_counts_what_the_device_allocates() {
     });
     let memory = memory_of(&fake.library());
     let store = connect(&running.socket, "user", &memory);
-    let made = put(&store, "a", &[1], KEPT);
-    let reserved = store.reserve(on_device("b", 1, KEPT), &store.holder("")).unwrap();
+    let made = put(&store, "a", &[1; MIB], KEPT);
+    let reserved = store.reserve(on_device("b", MIB, KEPT), &store.holder("")).unwrap();
     let refused = |error: cotensor_core::Error| {
         assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
         assert!(error.to_string().contains("4.00 MiB, 2.00 MiB more"), "{error}");
     };
-    refused(store.reserve(on_device("c", 1, KEPT), &store.holder("")).unwrap_err());
+    refused(store.reserve(on_device("c", MIB, KEPT), &store.holder("")).unwrap_err());
     drop((made, reserved.publish().unwrap()));
     // Leases of tensors that others made take as much.
     let other = connect(&running.socket, "other", &memory);
     let held = ["a", "b"].map(|name| get(&other, name));
-    drop(put(&store, "c", &[3], KEPT));
+    drop(put(&store, "c", &[3; MIB], KEPT));
     refused(other.get("c", &other.holder("")).unwrap_err());
     drop(held);
     until("a lease has room", || other.get("c", &other.holder("")).is_ok());
@@ -269,7 +288,12 @@ fn ten_thousand_cycles_leak_nothing() {
     let memory = memory_of(&fake.library());
     let (producer, consumer) = (connect(&running.socket, "one", &memory), connect(&running.socket, "two", &memory));
     let mut cycle = |number: u64| {
-        let made = put(&producer, "x", &content(number, 100), Retention::WhileLeased);
+        let spec = on_device("x", 100, Retention::WhileLeased);
+        // Every second tensor has memory of its own, the others lie in a slab.
+        let reserve = if number.is_multiple_of(2) { ClientStore::reserve_aliased } else { ClientStore::reserve };
+        let mut reservation = reserve(&producer, spec, &producer.holder("")).unwrap();
+        reservation.write(&content(number, 100), CopyReason::DeviceTransfer).unwrap();
+        let made = reservation.publish().unwrap();
         let found = get(&consumer, "x");
         drop(made);
         assert!(found.copy_to_host().unwrap() == content(number, 100));

@@ -159,9 +159,49 @@ fn descriptors_that_are_no_memory_of_the_device_are_refused() {
     // The daemon cannot tell more about a driver's handle than that it is one.
     publish(&client, Device::Cuda(0), OwnedFd::from(std::fs::File::open("/dev/null").unwrap())).unwrap();
     publish(&client, DEVICE, memory(100)).unwrap();
-    let slab = p::SlabParams { bytes: 4096, block: false, device: DEVICE };
-    let error = client.call::<p::OpenSlab>(&slab, vec![memory(4096)], None).unwrap_err();
+    let slab = p::SlabParams { bytes: 4096, block: false, device: DEVICE, reservation: None };
+    let open = |params: p::SlabParams, fd| client.call::<p::OpenSlab>(&params, vec![fd], None).map(drop);
+    for fd in [memory(4095), socket(), folder()] {
+        assert_eq!(open(slab.clone(), fd).unwrap_err().kind(), ErrorKind::Refused);
+    }
+    let error = open(p::SlabParams { block: true, ..slab }, memory(4096)).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("device")), "{error}");
+    let error = open(p::SlabParams { device: Device::Cuda(7), ..slab }, memory(4096)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "a device without a budget: {error}");
+    open(slab, memory(4096)).unwrap();
+}
+
+#[test]
+fn slab_takes_the_place_of_a_reservation_of_its_length() {
+    let running = with_device(MIB as u64);
+    let (client, _) = raw_client(&running.socket);
+    let used = || running.daemon.store().stats().devices[1].memory_usage_bytes;
+    let memory = |len| -> OwnedFd {
+        let segment = SimulatedMemory::default().reserve(len).unwrap().freeze().unwrap();
+        segment.fd().unwrap().try_clone_to_owned().unwrap()
+    };
+    let reserve = |len| {
+        let params = p::ReserveParams { spec: p::Spec::from(&spec("x", len).on(DEVICE)), holder: String::new() };
+        Some(client.call::<p::Reserve>(&params, Vec::new(), None).unwrap().0.reservation)
+    };
+    let open = |params: p::SlabParams, len| client.call::<p::OpenSlab>(&params, vec![memory(len)], None);
+    let slab = p::SlabParams { bytes: MIB as u64, block: false, device: DEVICE, reservation: None };
+    for wrong in [
+        p::SlabParams { bytes: 4096, ..slab },
+        p::SlabParams { device: Device::Cpu, ..slab },
+        p::SlabParams { block: true, ..slab },
+    ] {
+        let error = open(p::SlabParams { reservation: reserve(MIB), ..wrong }, MIB).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("reservation")), "{error}");
+        assert_eq!(used(), 0, "an error ends the reservation");
+    }
+    let error = open(p::SlabParams { reservation: Some(77), ..slab }, MIB).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::NotFound, Some("reservation")), "{error}");
+    // The budget has room for one of both only.
+    let opened = open(p::SlabParams { reservation: reserve(MIB), ..slab }, MIB).unwrap().0;
+    assert_eq!((used(), opened.live), (MIB as u64, vec![]));
+    client.call::<p::CloseSlab>(&p::CloseSlabParams { slab: opened.slab }, Vec::new(), None).unwrap();
+    assert_eq!(used(), 0);
 }
 
 fn raw_client(socket: &Path) -> (cotensor_client::Connection, p::HelloResult) {

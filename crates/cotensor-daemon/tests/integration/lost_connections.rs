@@ -258,7 +258,7 @@ fn resumed_session_has_its_slabs_while_the_former_connection_exists() {
     let reader = Reader::of(&running.socket, "frame", true);
     let slab = cotensor_memory::Slab::create(1 << 20).unwrap();
     let open = |connection: &Connection| {
-        let params = p::SlabParams { bytes: 1 << 20, block: false, device: slab.device() };
+        let params = p::SlabParams { bytes: 1 << 20, block: false, device: slab.device(), reservation: None };
         let fd = slab.fd().try_clone_to_owned().unwrap();
         connection.call::<p::OpenSlab>(&params, vec![fd], None).map(drop)
     };

@@ -34,6 +34,14 @@ fn array_is_copied_to_each_memory() {
         let error = array.copy_to(&mut *short, 1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
+    // A range of a slab is filled on the device, too.
+    let slab = memories[1].create_slab(4 << 20).unwrap();
+    let (mut range, before) = (slab.reserve(content.len() + 5).unwrap(), slab.copy_of(&[7]).unwrap());
+    fake.fail("cuMemcpyDtoHAsync_v2", 4711).unwrap();
+    array.copy_to(&mut *range, 5).unwrap();
+    fake.repair().unwrap();
+    let copied = read(range);
+    assert!(copied[..5] == [0; 5] && copied[5..] == content && read(before) == [7]);
     let mut part = [0; 100];
     array.read(content.len() - 100, &mut part).unwrap();
     assert_eq!(part, content[content.len() - 100..]);

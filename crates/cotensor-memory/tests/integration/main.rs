@@ -4,5 +4,6 @@
 
 mod cuda;
 mod cuda_arrays;
+mod cuda_slabs;
 mod processes;
 mod sandbox;

@@ -1,6 +1,6 @@
 //! The charge of a segment to which tensors are still added.
 
-use super::Charge;
+use super::{Charge, TensorCharge};
 use std::sync::Arc;
 
 /// The charge of an open segment, to which tensors are still added. While it exists, the segment stays.
@@ -11,6 +11,12 @@ impl SegmentCharge {
     /// The charge that the tensors of the segment share.
     pub fn charge(&self) -> Arc<Charge> {
         Arc::clone(&self.0)
+    }
+
+    /// The charge of memory that was reserved for one tensor, and in which several lie instead.
+    #[must_use]
+    pub fn of_reserved(charge: TensorCharge) -> Self {
+        Self::new(Arc::clone(charge.segment()))
     }
 
     pub(crate) fn new(charge: Arc<Charge>) -> Self {

@@ -22,20 +22,27 @@ impl DeviceSegment {
     /// # Errors
     /// `Refused` for a descriptor that is not memory of such a device.
     pub(super) fn new(file: Arc<File>, len: usize, device: Device) -> Result<Self> {
-        let found = fstat(&*file).map_err(|error| Error::io("reading a segment's status", &error.into()))?;
-        let is_memory = match (device, FileType::from_raw_mode(found.st_mode)) {
-            (Device::Fake(_), FileType::RegularFile) => u64::try_from(found.st_size).ok() == Some(len as u64),
-            (Device::Fake(_), _) => false,
-            // A driver exports a handle on its own device file, or on a file without a type. A file, whose bytes are
-            // host memory or a disk, would evade the budget of the host.
-            (_, kind) => matches!(kind, FileType::CharacterDevice | FileType::Unknown),
-        };
-        if !is_memory {
-            let message = format!("not a published segment: the descriptor is not {len} bytes of memory on {device}");
-            return Err(Error::new(ErrorKind::Refused, message));
-        }
+        check_device_memory(&file, len, device)?;
         Ok(Self { file, len, device })
     }
+}
+
+/// # Errors
+/// `Refused` for a descriptor that cannot be `len` bytes of memory of such a device.
+pub(super) fn check_device_memory(file: &File, len: usize, device: Device) -> Result<()> {
+    let found = fstat(file).map_err(|error| Error::io("reading a segment's status", &error.into()))?;
+    let is_memory = match (device, FileType::from_raw_mode(found.st_mode)) {
+        (Device::Fake(_), FileType::RegularFile) => u64::try_from(found.st_size).ok() == Some(len as u64),
+        (Device::Fake(_), _) => false,
+        // A driver exports a handle on its own device file, or on a file without a type. A file, whose bytes are
+        // host memory or a disk, would evade the budget of the host.
+        (_, kind) => matches!(kind, FileType::CharacterDevice | FileType::Unknown),
+    };
+    if is_memory {
+        return Ok(());
+    }
+    let message = format!("not a published segment: the descriptor is not {len} bytes of memory on {device}");
+    Err(Error::new(ErrorKind::Refused, message))
 }
 
 impl Segment for DeviceSegment {

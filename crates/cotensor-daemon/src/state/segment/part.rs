@@ -78,6 +78,9 @@ impl Segment for Part {
     }
 
     fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        if !self.device().is_host() {
+            return Err(Error::unsupported(format!("the daemon cannot read memory on {}", self.device())));
+        }
         match offset.checked_add(target.len()) {
             Some(end) if end <= self.len => read(&self.slab.file, self.offset + offset, target),
             _ => Err(Error::invalid(format!("{} bytes at {offset} of {}", target.len(), self.len))),

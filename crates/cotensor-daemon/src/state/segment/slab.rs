@@ -1,7 +1,8 @@
 //! A slab: memory that one session writes and in which tensors lie.
 
+use super::device::check_device_memory;
 use cotensor_core::sync::lock;
-use cotensor_core::{Device, Error, Result};
+use cotensor_core::{Device, Result};
 use cotensor_memory::{Guarantee, check_sealed};
 use cotensor_store::backend::Charge;
 use cotensor_store::{LocalStore, SegmentCharge};
@@ -16,7 +17,7 @@ pub(crate) trait SlabOwner: Send + Sync {
     fn on_range_free(&self, number: u64, offset: u64);
 }
 
-/// A memfd that one session can write.
+/// Memory that one session can write: a memfd, or memory of a device.
 pub(crate) struct Slab {
     pub(super) file: Arc<File>,
     pub(super) len: usize,
@@ -54,18 +55,19 @@ pub(super) struct Uses {
 }
 
 impl Slab {
-    /// The caller checks that it has no holes, unless a former server did.
+    /// The caller checks that a memfd has no holes, unless a former server did.
     ///
     /// # Errors
-    /// `Unsupported` for a charge of another device than the host; `Refused` for anything but a memfd of `len` bytes
-    /// that is sealed against new writers.
+    /// `Refused` for anything but a memfd of `len` bytes that is sealed against new writers, and on a device, for a descriptor that cannot be
+    /// such memory.
     pub(crate) fn new(file: Arc<File>, len: usize, charge: Arc<Charge>) -> Result<Self> {
-        if !charge.device().is_host() {
-            let message = format!("a slab on {}: slabs are host memory", charge.device());
-            return Err(Error::unsupported(message).in_field("device"));
+        let device = charge.device();
+        if device.is_host() {
+            check_sealed(&*file, len, Guarantee::ProducerOnly)?;
+        } else {
+            check_device_memory(&file, len, device)?;
         }
-        check_sealed(&*file, len, Guarantee::ProducerOnly)?;
-        Ok(Self::checked(file, len, charge.device(), Counted::Always(charge)))
+        Ok(Self::checked(file, len, device, Counted::Always(charge)))
     }
 
     pub(super) fn checked(file: Arc<File>, len: usize, device: Device, counted: Counted) -> Self {
@@ -144,7 +146,7 @@ impl Slab {
     }
 
     /// The device whose budget it is charged to.
-    pub(super) fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.device
     }
 

@@ -13,8 +13,9 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// The open slabs and blocks, and those of ended sessions in which tensors lie. Each belongs to one session: two would write each other's
-/// ranges. A session that reopens a slab gets the offsets of the tensors from its former connection.
+/// The open slabs and blocks of host memory, and those of ended sessions in which tensors lie. Each belongs to one session: two would write
+/// each other's ranges. A session that reopens a slab gets the offsets of the tensors from its former connection. Slabs on devices are not
+/// in the table: their descriptors may name one file, that of the driver.
 #[derive(Default)]
 pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
 
@@ -49,6 +50,20 @@ impl Slabs {
         check_no_holes(slab.fd(), len)?;
         self.add(inode, &slab, owner)?;
         Ok((slab, share))
+    }
+
+    /// Opens a slab on a device for `owner`: always a new one. `share` counts it.
+    ///
+    /// # Errors
+    /// As [`Slab::new`].
+    pub(crate) fn open_on_device(
+        file: SlabFile,
+        share: &SegmentCharge,
+        owner: &Arc<dyn SlabOwner>,
+    ) -> Result<Arc<Slab>> {
+        let slab = Arc::new(Slab::new(Arc::new(file.fd.into()), file.len, share.charge())?);
+        slab.belongs(owner, 0);
+        Ok(slab)
     }
 
     /// Opens a block for `owner`, as [`open`](Self::open) does a slab.

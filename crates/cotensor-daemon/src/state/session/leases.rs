@@ -33,10 +33,11 @@ fn fd_of(segment: &dyn Segment) -> Result<BorrowedFd<'_>> {
 }
 
 /// The bytes of the client's budget that a lease takes: those that the device allocates for the tensor, or those of a part of a segment
-/// that several tensors share.
+/// or slab that several tensors share.
 fn charged_bytes(lease: &Lease) -> u64 {
     let (segment, bytes) = (lease.segment(), lease.layout().size_bytes());
-    if bytes == segment.len() { segment.device().allocated_bytes(bytes as u64) } else { bytes as u64 }
+    let has_all = segment.kind() != MemoryKind::Slab && bytes == segment.len();
+    if has_all { segment.device().allocated_bytes(bytes as u64) } else { bytes as u64 }
 }
 
 fn not_leased(id: TensorId) -> Error {

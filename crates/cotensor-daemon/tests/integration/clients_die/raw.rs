@@ -150,7 +150,7 @@ fn slab() -> Slab {
 }
 
 fn open_slab() -> p::SlabParams {
-    p::SlabParams { bytes: SLAB_BYTES as u64, block: false, device: Device::default() }
+    p::SlabParams { bytes: SLAB_BYTES as u64, block: false, device: Device::default(), reservation: None }
 }
 
 fn descriptor_of(slab: &Slab) -> OwnedFd {

@@ -2,7 +2,8 @@
 
 use super::functions::{DEVICE_ORDINAL, Vendor};
 use super::memory::CudaMemory;
-use super::segment::{CudaSegment, CudaSegmentMut};
+use super::segment::CudaSegment;
+use super::slab::target_of;
 use cotensor_core::{Device, Error, Memory, Result, Segment, SegmentMut, range_within};
 
 /// The most bytes that pass through the host at once, on their way to another device.
@@ -121,10 +122,8 @@ impl CudaBytes {
             return Ok(());
         }
         let own = self.memory.opened();
-        let segment = target.as_any_mut().and_then(|target| target.downcast_mut::<CudaSegmentMut>());
-        if let Some(segment) = segment.filter(|segment| segment.device.ordinal == own.ordinal) {
-            segment.mapping.wait_for_users()?;
-            let address = segment.mapping.address() + offset as u64;
+        if let Some((_, start)) = target_of(target)?.filter(|(ordinal, _)| *ordinal == own.ordinal) {
+            let address = start + offset as u64;
             // SAFETY: the creator of this value promised that the source can be read; `target` is borrowed, and has these bytes.
             return unsafe { own.context()?.copy(address, self.address, self.len) };
         }

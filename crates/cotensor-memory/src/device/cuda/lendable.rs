@@ -1,33 +1,64 @@
-//! A mapping whose address other code of this process may use.
+//! Memory whose address other code of this process may use.
 
 use super::context::Context;
 use super::mapping::Mapping;
+use super::range::TakenRange;
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 
-/// A mapping that stays while work of this process may use its address.
+/// A mapping, or a range of one, that stays while work of this process may use its address.
 pub(super) struct Lendable {
-    mapping: ManuallyDrop<Mapping>,
+    kept: ManuallyDrop<Kept>,
     /// The context of the code that has the address.
-    user: OnceLock<Arc<Context>>,
+    user: Mutex<Option<Arc<Context>>>,
+}
+
+struct Kept {
+    // The order in which the fields are dropped: the range keeps its slab.
+    mapping: Arc<Mapping>,
+    range: Option<TakenRange>,
 }
 
 impl Lendable {
-    pub(super) fn new(mapping: Mapping) -> Self {
-        Self { mapping: ManuallyDrop::new(mapping), user: OnceLock::new() }
+    /// All of a mapping.
+    pub(super) fn new(mapping: Arc<Mapping>) -> Self {
+        Self::with(Kept { mapping, range: None })
     }
 
-    /// Gives the address to code whose work runs in `context`.
+    /// A range of a slab, which `mapping` shows.
+    pub(super) fn of_range(mapping: Arc<Mapping>, range: TakenRange) -> Self {
+        Self::with(Kept { mapping, range: Some(range) })
+    }
+
+    fn with(kept: Kept) -> Self {
+        Self { kept: ManuallyDrop::new(kept), user: Mutex::default() }
+    }
+
+    /// Gives the address of the first byte to code whose work runs in `context`.
     pub(super) fn lend(&self, context: Arc<Context>) -> u64 {
-        self.user.get_or_init(|| context);
-        self.mapping.address()
+        lock(&self.user).get_or_insert(context);
+        self.mapping().address() + self.start() as u64
     }
 
     /// Whether other code has the address.
     pub(super) fn is_lent(&self) -> bool {
-        self.user.get().is_some()
+        lock(&self.user).is_some()
+    }
+
+    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+        &self.kept.mapping
+    }
+
+    /// Whether it is a range of a slab.
+    pub(super) fn is_range(&self) -> bool {
+        self.kept.range.is_some()
+    }
+
+    /// Where the memory starts in the mapping, in bytes.
+    pub(super) fn start(&self) -> usize {
+        self.kept.range.as_ref().map_or(0, |range| range.start)
     }
 
     /// Waits for the work of other code that may use the address. Without such code, it returns at once: functions that copy wait for
@@ -36,25 +67,28 @@ impl Lendable {
     /// # Errors
     /// `Conflict` while a stream of the context is captured into a graph; `Io`.
     pub(super) fn wait_for_users(&self) -> Result<()> {
-        self.user.get().map_or(Ok(()), |context| context.synchronize())
+        let user = lock(&self.user).clone();
+        user.map_or(Ok(()), |context| context.synchronize())
     }
-}
 
-impl Deref for Lendable {
-    type Target = Mapping;
-
-    fn deref(&self) -> &Mapping {
-        &self.mapping
+    /// Waits for the work of other code that may use the address. False where the end of it cannot be found out, such as during a capture.
+    pub(super) fn end_use(&self) -> bool {
+        let mut user = lock(&self.user);
+        let is_over = user.as_ref().is_none_or(|context| context.becomes_idle());
+        if is_over {
+            *user = None;
+        }
+        is_over
     }
 }
 
 impl Drop for Lendable {
-    /// Unmaps, once no work can use the address. Where that cannot be found out, such as during a capture, the mapping stays until the
-    /// process ends: unmapping under a running kernel would end all work of the process.
+    /// Gives the memory up, once no work can use the address. Where that cannot be found out, mapping and range stay until the process ends:
+    /// unmapping under a running kernel would end all work of the process.
     fn drop(&mut self) {
-        if self.user.get().is_none_or(|context| context.becomes_idle()) {
+        if self.end_use() {
             // SAFETY: the value is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+            unsafe { ManuallyDrop::drop(&mut self.kept) };
         }
     }
 }

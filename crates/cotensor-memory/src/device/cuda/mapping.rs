@@ -20,11 +20,17 @@ struct Addresses {
 }
 
 impl Mapping {
-    /// Maps `bytes`, which is all of an allocation of this process, for writing.
-    pub(super) fn of_created(driver: &Arc<CudaDriver>, ordinal: i32, handle: &Handle, bytes: usize) -> Result<Self> {
+    /// Maps `bytes`, which is all of an allocation of this process.
+    pub(super) fn of_created(
+        driver: &Arc<CudaDriver>,
+        ordinal: i32,
+        handle: &Handle,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Self> {
         let (addresses, code) = Addresses::mapped(driver, handle, bytes)?;
         driver.check(format_args!("mapping {bytes} bytes"), code)?;
-        Self::accessible(addresses, ordinal, Access::ReadWrite)
+        Self::accessible(addresses, ordinal, access)
     }
 
     /// Maps `bytes`, which should be all of an imported allocation, for reading.
@@ -60,6 +66,11 @@ impl Mapping {
     /// The address of the first byte, for the device.
     pub(super) fn address(&self) -> u64 {
         self.addresses.first
+    }
+
+    /// How many bytes it shows.
+    pub(super) fn bytes(&self) -> usize {
+        self.addresses.bytes
     }
 }
 

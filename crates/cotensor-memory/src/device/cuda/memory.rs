@@ -3,12 +3,14 @@
 use super::context::Context;
 use super::devices::CudaDevice;
 use super::driver::CudaDriver;
+use super::functions::Access;
 use super::handle::Handle;
 use super::lendable::Lendable;
 use super::mapping::Mapping;
 use super::opened::Opened;
 use super::segment::{CudaSegment, CudaSegmentMut};
-use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
+use super::slab::CudaSlab;
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, SlabMemory, padded};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -67,8 +69,15 @@ impl CudaMemory {
         &self.0
     }
 
-    /// Bytes of the device with any values, mapped for writing.
+    /// Memory of its own for a tensor of `len` bytes, with any values.
     fn allocate(&self, len: usize) -> Result<(Arc<Context>, CudaSegmentMut)> {
+        let (context, handle, mapping) = self.create(len)?;
+        let mapping = Arc::new(Lendable::new(Arc::new(mapping)));
+        Ok((context, CudaSegmentMut { mapping, handle, device: Arc::clone(&self.0), len }))
+    }
+
+    /// Memory of the device for `len` bytes, with any values, mapped for writing.
+    fn create(&self, len: usize) -> Result<(Arc<Context>, Handle, Mapping)> {
         let Opened { driver, ordinal, .. } = &*self.0;
         let (bytes, context) = (self.allocated(len)?, self.0.context()?);
         let explain = |error| self.explain(error, bytes, &context);
@@ -83,10 +92,8 @@ impl CudaMemory {
             tried = create();
         }
         let handle = tried.map_err(explain)?;
-        let mapping = Mapping::of_created(driver, *ordinal, &handle, bytes).map_err(explain)?;
-        let segment =
-            CudaSegmentMut { mapping: Arc::new(Lendable::new(mapping)), handle, device: Arc::clone(&self.0), len };
-        Ok((context, segment))
+        let mapping = Mapping::of_created(driver, *ordinal, &handle, bytes, Access::ReadWrite).map_err(explain)?;
+        Ok((context, handle, mapping))
     }
 
     /// The bytes that a segment takes from the device.
@@ -125,7 +132,7 @@ impl Memory for CudaMemory {
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         let (context, segment) = self.allocate(len)?;
-        context.clear(&segment.mapping, 0, self.allocated(len)?)?;
+        context.clear(segment.mapping.mapping(), 0, self.allocated(len)?)?;
         Ok(Box::new(segment))
     }
 
@@ -139,13 +146,13 @@ impl Memory for CudaMemory {
         // The bytes behind the source are shared, too.
         let left = self.allocated(source.len())? - source.len();
         if left > 0 {
-            context.clear(&segment.mapping, source.len(), left)?;
+            context.clear(segment.mapping.mapping(), source.len(), left)?;
         }
         Ok(Box::new(segment))
     }
 
     fn import(&self, fd: OwnedFd, len: usize, kind: MemoryKind) -> Result<Arc<dyn Segment>> {
-        if kind != MemoryKind::Device {
+        if !matches!(kind, MemoryKind::Device | MemoryKind::Slab) {
             let message = format!("{kind} memory is not memory of {}", self.device());
             return Err(Error::new(ErrorKind::Refused, message));
         }
@@ -156,6 +163,20 @@ impl Memory for CudaMemory {
         let named = |error: Error| error.prefixed(self.device());
         let handle = Handle::import(driver, *ordinal, fd.as_fd()).map_err(named)?;
         let mapping = Mapping::of_imported(driver, *ordinal, &handle, bytes).map_err(named)?;
-        Ok(Arc::new(CudaSegment { mapping: Arc::new(Lendable::new(mapping)), fd, device: Arc::clone(&self.0), len }))
+        let (mapping, fd) = (Arc::new(Lendable::new(Arc::new(mapping))), Arc::new(fd));
+        Ok(Arc::new(CudaSegment { mapping, fd, device: Arc::clone(&self.0), kind, len, _whole: None }))
+    }
+
+    fn has_slabs(&self) -> bool {
+        true
+    }
+
+    fn create_slab(&self, len: usize) -> Result<Arc<dyn SlabMemory>> {
+        let (context, handle, writable) = self.create(len)?;
+        // Other processes map all of it.
+        context.clear(&writable, 0, writable.bytes())?;
+        let Opened { driver, ordinal, .. } = &*self.0;
+        let readable = Mapping::of_created(driver, *ordinal, &handle, writable.bytes(), Access::Read)?;
+        Ok(Arc::new(CudaSlab::new(Arc::clone(&self.0), writable, readable, handle.export()?, len)))
     }
 }

@@ -7,11 +7,13 @@
 //! | `error` | the errors of the driver's results |
 //! | `handle` | allocations and their descriptors |
 //! | `mapping` | addresses of an allocation, read-only or writable |
-//! | `lendable` | a mapping whose address other code may use |
+//! | `range` | the memory of a slab, and ranges of it |
+//! | `lendable` | memory whose address other code may use |
 //! | `context` | the primary context, in which bytes are copied |
 //! | `devices` | the devices, and their numbers on the machine |
 //! | `opened` | a device in use |
 //! | `segment` | `SegmentMut` and `Segment` |
+//! | `slab` | one allocation for many small tensors of a producer |
 //! | `memory` | `Memory`, and the memories that all stores of a process share |
 //! | `array` | memory of other libraries of this process |
 //!
@@ -36,7 +38,9 @@ mod lendable;
 mod mapping;
 mod memory;
 mod opened;
+mod range;
 mod segment;
+mod slab;
 #[cfg(test)]
 mod tests;
 

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Memory that its producer writes.
+/// Memory of its own that its producer writes.
 pub(super) struct CudaSegmentMut {
     // The order in which the fields are dropped: the mapping before the memory that it shows.
     pub(super) mapping: Arc<Lendable>,
@@ -41,7 +41,7 @@ impl SegmentMut for CudaSegmentMut {
             return Ok(());
         }
         self.mapping.wait_for_users()?;
-        self.device.context()?.write(&self.mapping, range.start, source)
+        self.device.context()?.write(self.mapping.mapping(), range.start, source)
     }
 
     fn as_any_mut(&mut self) -> Option<&mut dyn Any> {
@@ -55,18 +55,22 @@ impl SegmentMut for CudaSegmentMut {
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let Self { device, handle, mapping, len } = *self;
         mapping.wait_for_users()?;
-        mapping.set_access(device.ordinal, Access::Read)?;
-        let fd = handle.export()?;
-        Ok(Arc::new(CudaSegment { device, mapping, len, fd }))
+        mapping.mapping().set_access(device.ordinal, Access::Read)?;
+        let fd = Arc::new(handle.export()?);
+        Ok(Arc::new(CudaSegment { device, mapping, len, fd, kind: MemoryKind::Device, _whole: None }))
     }
 }
 
-/// Published memory: a read-only mapping, and the descriptor by which other processes open it. Both keep it.
+/// Published memory at read-only addresses, and the descriptor by which other processes open it. Both keep it. It is a tensor's own memory,
+/// a range of a slab of this process, or all of a slab of another one.
 pub(super) struct CudaSegment {
     pub(super) mapping: Arc<Lendable>,
-    pub(super) fd: OwnedFd,
+    pub(super) fd: Arc<OwnedFd>,
     pub(super) device: Arc<Opened>,
+    pub(super) kind: MemoryKind,
     pub(super) len: usize,
+    /// The segment of which this is the part of one tensor. It stays with its parts, so that they share a mapping.
+    pub(super) _whole: Option<Arc<dyn Segment>>,
 }
 
 impl Segment for CudaSegment {
@@ -75,7 +79,7 @@ impl Segment for CudaSegment {
     }
 
     fn kind(&self) -> MemoryKind {
-        MemoryKind::Device
+        self.kind
     }
 
     fn as_any(&self) -> Option<&dyn Any> {
@@ -94,15 +98,33 @@ impl Segment for CudaSegment {
         Ok(self.mapping.lend(self.device.context()?))
     }
 
+    fn end_use(&self) -> bool {
+        self.kind != MemoryKind::Slab || self.mapping.end_use()
+    }
+
+    /// Each tensor in a slab of another process has users of its own: the lease of one does not wait for those of the others.
+    fn for_tensor(&self, whole: &Arc<dyn Segment>) -> Arc<dyn Segment> {
+        if self.kind != MemoryKind::Slab || self.mapping.is_range() {
+            return Arc::clone(whole);
+        }
+        let mapping = Arc::new(Lendable::new(Arc::clone(self.mapping.mapping())));
+        let (fd, device, kind) = (Arc::clone(&self.fd), Arc::clone(&self.device), self.kind);
+        Arc::new(Self { mapping, fd, device, kind, len: self.len, _whole: Some(Arc::clone(whole)) })
+    }
+
     fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let range = range_within(offset, target.len(), self.len)?;
         if target.is_empty() {
             return Ok(());
         }
-        self.device.context()?.read(&self.mapping, range.start, target)
+        self.device.context()?.read(self.mapping.mapping(), self.mapping.start() + range.start, target)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.fd.as_fd())
+    }
+
+    fn fd_offset(&self) -> usize {
+        self.mapping.start()
     }
 }

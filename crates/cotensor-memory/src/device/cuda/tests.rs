@@ -152,7 +152,7 @@ fn published_memory_is_mapped_read_only() {
     for segment in [made, found] {
         let segment = segment.as_any().unwrap().downcast_ref::<CudaSegment>().unwrap();
         let context = memory.opened().context().unwrap();
-        let error = context.write(&segment.mapping, 0, &[1]).unwrap_err();
+        let error = context.write(segment.mapping.mapping(), 0, &[1]).unwrap_err();
         assert!(error.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
         let mut byte = [7];
         segment.read_at(0, &mut byte).unwrap();
@@ -204,6 +204,64 @@ fn memory_stays_mapped_where_the_end_of_work_is_unknown() {
     fake.fail("cuCtxSynchronize", ILLEGAL_ADDRESS).unwrap();
     drop(segment);
     assert_eq!(fake.used_bytes(0).unwrap(), before - (4 << 20));
+}
+
+#[test]
+fn range_of_a_slab_is_used_again_after_the_work_that_reads_it() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let library = Library::open(&driver);
+    let slab = memory.create_slab(2 << 20).unwrap();
+    let made = slab.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    let found = memory.import(slab.fd().try_clone_to_owned().unwrap(), 2 << 20, MemoryKind::Slab).unwrap();
+    let (part, other) = (found.for_tensor(&found), found.for_tensor(&found));
+    let mut targets = [[0; 100]; 2];
+    // A reader in another process gives its lease back after this wait. The producer drops the range then.
+    library.read(part.device_address().unwrap(), &mut targets[0]);
+    assert!(other.end_use() && targets[0] == [0; 100], "no code has the address of the other tensor");
+    assert!(part.end_use() && targets[0] == [7; 100]);
+    library.read(made.device_address().unwrap(), &mut targets[1]);
+    drop(made);
+    let again = slab.copy_of(&[8; 100]).unwrap().freeze().unwrap();
+    assert_eq!((again.fd_offset(), targets[1]), (0, [7; 100]));
+}
+
+#[test]
+fn range_of_a_slab_stays_where_the_end_of_work_is_unknown() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let library = Library::open(&driver);
+    let slab = memory.create_slab(2 << 20).unwrap();
+    let made = slab.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    let mut target = [0; 100];
+    library.read(made.device_address().unwrap(), &mut target);
+    let captured = library.begin_capture();
+    assert!(!made.end_use());
+    drop(made);
+    assert_eq!(library.end_capture(captured), CAPTURE_INVALIDATED);
+    let next = slab.copy_of(&[8; 100]).unwrap().freeze().unwrap();
+    assert_eq!(next.fd_offset(), 256, "the range is not used again");
+    memory.opened().context().unwrap().synchronize().unwrap();
+    assert_eq!(target, [7; 100]);
+    assert!(!slab.is_unused());
+}
+
+#[test]
+fn published_range_is_mapped_read_only() {
+    let fake = FakeCuda::start().unwrap();
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let slab = memory.create_slab(2 << 20).unwrap();
+    let made = slab.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    let found = memory.import(slab.fd().try_clone_to_owned().unwrap(), 2 << 20, MemoryKind::Slab).unwrap();
+    for segment in [made, found] {
+        let segment = segment.as_any().unwrap().downcast_ref::<CudaSegment>().unwrap();
+        let context = memory.opened().context().unwrap();
+        let error = context.write(segment.mapping.mapping(), segment.mapping.start(), &[1]).unwrap_err();
+        assert!(error.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
+    }
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! The slab as a memory that reserves segments.
 
-use super::free_list::FreeList;
 use super::segment::SlabSegment;
-use super::shared::{Ranges, SlabShared};
+use super::shared::SlabShared;
 use crate::host::memfd::{Guarantee, allocate, seal};
 use crate::host::parallel_copy::copy_parallel_again;
 use crate::mapping::{Access, Mapping, OnFork, Windows};
-use cotensor_core::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, SegmentMut, padded};
+use crate::ranges::SlabRanges;
+use cotensor_core::{ALIGNMENT, Device, Memory, MemoryKind, Result, SegmentMut, SlabMemory};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// A memfd that only this process can write. It is sealed after this process has mapped it, so a process that receives
 /// the descriptor can only read it, with [`SealedMemfd::open`](crate::SealedMemfd::open) and
@@ -37,16 +37,8 @@ impl Slab {
         let (fd, writable) = allocate(len, OnFork::Exclude)?;
         seal(&fd, Guarantee::ProducerOnly)?;
         let readable = Mapping::new(fd.as_fd(), len, Access::Read)?;
-        // Allocations are multiples of the alignment, so a shorter rest at the end is not used.
-        let ranges = Ranges { free: FreeList::new(len - len % ALIGNMENT), high_water: 0 };
-        let shared = SlabShared {
-            writable,
-            readable,
-            fd,
-            owner: std::process::id(),
-            ranges: Mutex::new(ranges),
-            windows: Windows::default(),
-        };
+        let ranges = SlabRanges::new(len, ALIGNMENT);
+        let shared = SlabShared { writable, readable, fd, ranges, windows: Windows::default() };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -84,27 +76,18 @@ impl Slab {
 
     /// The number of free bytes, over all free ranges.
     pub fn free_bytes(&self) -> usize {
-        self.shared.ranges().free.free_bytes()
+        self.shared.ranges.free_bytes()
     }
 
     /// Whether no segment lies in it.
     pub fn is_unused(&self) -> bool {
-        self.free_bytes() == self.len() - self.len() % ALIGNMENT
+        self.shared.ranges.is_unused()
     }
 
     /// A segment of `len` bytes, and how many of its first bytes an earlier segment may have written.
     pub(super) fn allocate(&self, len: usize) -> Result<(SlabSegment, usize)> {
-        let allocated = padded(len.max(1))?;
-        self.shared.check_owner()?;
-        let mut ranges = self.shared.ranges();
-        let range = ranges.free.allocate(allocated).ok_or_else(|| {
-            let (total, free) = (self.len(), ranges.free.free_bytes());
-            let message = format!("a slab of {total} bytes has {free} free, but no {len} in one piece");
-            Error::new(ErrorKind::OverBudget, message)
-        })?;
-        let stale = ranges.high_water.saturating_sub(range.start).min(len);
-        ranges.high_water = ranges.high_water.max(range.end);
-        Ok((SlabSegment { slab: Arc::clone(&self.shared), start: range.start, len }, stale))
+        let (start, stale) = self.shared.ranges.allocate(len)?;
+        Ok((SlabSegment { slab: Arc::clone(&self.shared), start, len }, stale))
     }
 }
 
@@ -129,5 +112,23 @@ impl Memory for Slab {
         let (mut segment, _) = self.allocate(source.len())?;
         copy_parallel_again(segment.writable(), source);
         Ok(Box::new(segment))
+    }
+}
+
+impl SlabMemory for Slab {
+    fn reserve_unzeroed(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        Slab::reserve_unzeroed(self, len)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        Slab::fd(self)
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn is_unused(&self) -> bool {
+        Slab::is_unused(self)
     }
 }

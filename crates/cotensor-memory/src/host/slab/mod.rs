@@ -1,6 +1,5 @@
 //! Slabs: one memfd for many small tensors of one producer.
 
-mod free_list;
 mod memory;
 mod segment;
 mod shared;

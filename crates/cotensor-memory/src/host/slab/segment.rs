@@ -3,9 +3,8 @@
 use super::shared::SlabShared;
 use crate::host::parallel_copy::copy_parallel_again;
 use crate::mapping::Windows;
-use cotensor_core::{ALIGNMENT, Device, MemoryKind, Result, Segment, SegmentMut, range_within};
+use cotensor_core::{Device, MemoryKind, Result, Segment, SegmentMut, range_within};
 use std::any::Any;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -38,16 +37,11 @@ impl SlabSegment {
         // mapping.
         unsafe { std::slice::from_raw_parts_mut(self.slab.writable.start().as_ptr().add(self.start), self.len) }
     }
-
-    /// The allocated range: at least one unit of the alignment.
-    fn allocation(&self) -> Range<usize> {
-        self.start..self.start + self.len.max(1).next_multiple_of(ALIGNMENT)
-    }
 }
 
 impl Drop for SlabSegment {
     fn drop(&mut self) {
-        self.slab.ranges().free.free(self.allocation());
+        self.slab.ranges.free(self.start, self.len);
     }
 }
 
@@ -61,12 +55,12 @@ impl SegmentMut for SlabSegment {
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.slab.check_owner().ok()?;
+        self.slab.ranges.check_owner().ok()?;
         Some(self.writable())
     }
 
     fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        self.slab.check_owner()?;
+        self.slab.ranges.check_owner()?;
         let range = range_within(offset, source.len(), self.len)?;
         copy_parallel_again(&mut self.writable()[range], source);
         Ok(())

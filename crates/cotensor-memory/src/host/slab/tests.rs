@@ -137,13 +137,13 @@ fn published_segments_are_read_through_a_read_only_mapping() {
 fn forked_child_does_not_use_the_slab() {
     let mut slab = Slab::create(4096).unwrap();
     // As after a fork: the slab's owner is another process.
-    Arc::get_mut(&mut slab.shared).unwrap().owner += 1;
+    Arc::get_mut(&mut slab.shared).unwrap().ranges.owner += 1;
     assert_eq!(slab.copy_of(&[1]).err().unwrap().kind(), ErrorKind::Conflict);
     assert_eq!(slab.free_bytes(), 4096);
-    Arc::get_mut(&mut slab.shared).unwrap().owner -= 1;
+    Arc::get_mut(&mut slab.shared).unwrap().ranges.owner -= 1;
     let mut part = slab.allocate(64).unwrap().0;
     drop(slab);
-    Arc::get_mut(&mut part.slab).unwrap().owner += 1;
+    Arc::get_mut(&mut part.slab).unwrap().ranges.owner += 1;
     assert!(part.bytes_mut().is_none());
     assert_eq!(part.write_at(0, &[1]).err().unwrap().kind(), ErrorKind::Conflict);
     assert_eq!(Segment::bytes(&part).unwrap(), [0; 64], "inherited bytes stay readable");
