@@ -50,6 +50,8 @@ mod _native {
     #[pymodule_export]
     use super::driver::{Driver, divide_operations};
     #[pymodule_export]
+    use super::export::device::cuda_device;
+    #[pymodule_export]
     use super::functions::{
         Call, CompletionQueue, Functions, Provider, RemoteObject, Task, reset_functions, stop_functions,
     };

@@ -58,8 +58,10 @@ def run(program: str, running: Daemon, environment: dict[str, str]) -> None:
 class Program:
     """A program that stops at its steps."""
 
-    def __init__(self, program: str, running: Daemon, machine: Machine, reached: str) -> None:
-        command = [sys.executable, str(PROGRAMS), program, str(running.socket)]
+    def __init__(
+        self, program: str, running: Daemon, machine: Machine, reached: str, programs: Path = PROGRAMS
+    ) -> None:
+        command = [sys.executable, str(programs), program, str(running.socket)]
         self.process = subprocess.Popen(
             command, env=machine.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

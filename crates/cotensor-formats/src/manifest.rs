@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 const MAGIC: &[u8; 8] = b"COTMODEL";
 const VERSION: u32 = 1;
-/// Magic, version, zero, length.
+/// Magic, version, zero, length: what [`ModuleManifest::header_bytes`] needs.
 const PREFIX_BYTES: usize = 24;
 const ALIGNMENT_BYTES: usize = 64;
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -143,8 +143,29 @@ impl ModuleManifest {
     /// # Errors
     /// `Corrupt` with the reason.
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
+        let text = bytes.get(PREFIX_BYTES..Self::header_bytes(bytes, bytes.len())?).unwrap_or_default();
+        // Copied before parsing: the writer may still write the memory.
+        let text = text.to_vec();
+        Self::parse_text(&text, bytes.len())
+    }
+
+    /// As [`parse`](Self::parse), for a module of `total` bytes whose memory cannot be addressed. `read` reads as many bytes of its start as
+    /// the slice has.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse); those of `read`.
+    pub fn parse_by(total: usize, mut read: impl FnMut(&mut [u8]) -> Result<()>) -> Result<(Self, usize)> {
+        let mut prefix = vec![0; PREFIX_BYTES.min(total)];
+        read(&mut prefix)?;
+        let mut header = vec![0; Self::header_bytes(&prefix, total)?];
+        read(&mut header)?;
+        Self::parse_text(&header[PREFIX_BYTES..], total)
+    }
+
+    /// The length of prefix and text of a module of `total` bytes that begins with `start`.
+    fn header_bytes(start: &[u8], total: usize) -> Result<usize> {
         let no_model = || Error::corrupt("this is not a model that cotensor.torch published");
-        let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES).ok_or_else(no_model)?;
+        let prefix = start.get(..PREFIX_BYTES).ok_or_else(no_model)?;
         let (magic, numbers) = prefix.split_at(MAGIC.len());
         if magic != MAGIC {
             return Err(no_model());
@@ -154,14 +175,16 @@ impl ModuleManifest {
         if version != u64::from(VERSION) || zero != 0 {
             return Err(Error::corrupt(format!("a model of format {version}, which this version does not know")));
         }
-        let text = usize::try_from(length).ok().filter(|_| length <= HEADER_BYTES_MAX).and_then(|len| rest.get(..len));
-        let text = text.ok_or_else(|| Error::corrupt(format!("a header of {length} bytes in {}", bytes.len())))?;
+        let end = usize::try_from(length).ok().filter(|_| length <= HEADER_BYTES_MAX).map(|len| PREFIX_BYTES + len);
+        let too_long = || Error::corrupt(format!("a header of {length} bytes in {total}"));
+        end.filter(|end| *end <= total).ok_or_else(too_long)
+    }
+
+    fn parse_text(text: &[u8], total: usize) -> Result<(Self, usize)> {
         let data = aligned(PREFIX_BYTES + text.len());
-        // Copied before parsing: the writer may still write the memory.
-        let text = text.to_vec();
-        let manifest: Self = serde_json::from_slice(&text)
+        let manifest: Self = serde_json::from_slice(text)
             .map_err(|error| Error::corrupt(format!("the header is not a manifest: {error}")))?;
-        manifest.check(bytes.len().saturating_sub(data) as u64)?;
+        manifest.check(total.saturating_sub(data) as u64)?;
         Ok((manifest, data))
     }
 

@@ -4,7 +4,7 @@ use super::buffer::Buffer;
 use super::numpy::array_interface;
 use crate::dlpack::abi::{CPU, CUDA, Device as DlDevice, ROCM};
 use crate::dlpack::to_capsule::Flags;
-use crate::errors::raise;
+use crate::errors::{OrRaise, raise};
 use cotensor::{DType, Error};
 use cotensor_core::{Device, Layout, Memory};
 use cotensor_memory::CudaMemory;
@@ -23,6 +23,15 @@ pub(crate) fn cuda_memory(device: Device) -> Result<Option<&'static CudaMemory>,
     }
     let missing = || Error::unsupported(format!("this process has no {device}"));
     CudaMemory::installed()?.iter().find(|memory| memory.device() == device).map(Some).ok_or_else(missing)
+}
+
+/// The name in a store, ``cuda:N``, of the CUDA device that libraries of this process call ``number``.
+#[pyfunction]
+pub(crate) fn cuda_device(py: Python<'_>, number: u32) -> PyResult<String> {
+    let found = py.detach(CudaMemory::installed).or_raise(py)?.iter().find(|memory| memory.ordinal() == number);
+    let missing =
+        || raise(py, &Error::unsupported(format!("this process has no CUDA device {number} that a store can use")));
+    found.map(|memory| memory.device().to_string()).ok_or_else(missing)
 }
 
 /// The device as DLPack has it, with its number in this process.

@@ -17,11 +17,12 @@ use crate::process::ProcessLocal;
 use crate::release::release_later;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::sync::lock;
-use cotensor_core::{Device, Layout};
+use cotensor_core::{Device, Layout, Memory as _, SegmentMut};
 use cotensor_memory::{CudaMemory, ForeignMemfd};
 use cotensor_store::{CopyReason, Expected, Reservation, TensorId};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyDict, PyTuple};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -192,6 +193,19 @@ impl TensorBuilder {
         fd.map_err(|why| self.conflict(py, why))
     }
 
+    /// Lets `write` write the unpublished tensor. No lock is held meanwhile: other threads read the state.
+    fn writing<T>(
+        &self,
+        py: Python<'_>,
+        write: impl FnOnce(Python<'_>, &mut Reservation) -> PyResult<T>,
+    ) -> PyResult<T> {
+        let fd = self.fileno(py)?;
+        let mut reservation = self.take(py, BuilderState::Writing(fd))?;
+        let outcome = write(py, &mut reservation);
+        *self.state() = BuilderState::Open(reservation);
+        outcome
+    }
+
     /// The memory of the CUDA device that has the tensor; none of the host.
     fn cuda(&self) -> Result<Option<&'static CudaMemory>, Error> {
         cuda_memory(self.memory.device)
@@ -312,12 +326,36 @@ impl TensorBuilder {
             self.write_foreign(py, source);
             return Ok(());
         }
-        // No lock is held while the thread is detached from Python: other threads read the state meanwhile.
-        let fd = self.fileno(py)?;
-        let mut reservation = self.take(py, BuilderState::Writing(fd))?;
-        let outcome = source.fill_again(py, &mut reservation);
-        *self.state() = BuilderState::Open(reservation);
-        outcome
+        self.writing(py, |py, reservation| source.fill_again(py, reservation))
+    }
+
+    /// Writes bytes from the byte ``offset`` on, which :meth:`record_copy` counts.
+    fn _write_bytes(&self, py: Python<'_>, offset: usize, data: PyBackedBytes) -> PyResult<()> {
+        self.writing(py, |py, reservation| {
+            py.detach(|| reservation.write_part(|target, start| target.write_at(start.saturating_add(offset), &data)))
+                .or_raise(py)
+        })
+    }
+
+    /// Copies bytes of the memory's GPU into the memory, after the work of this process there: from the byte ``offset`` on, ``nbytes``
+    /// bytes at an address of the GPU, for each part. :meth:`record_copy` counts them.
+    fn _copy_parts(&self, py: Python<'_>, parts: Vec<(usize, u64, usize)>) -> PyResult<()> {
+        let host = || raise(py, &Error::unsupported(format!("{}: the memory is not on a GPU", self.name)));
+        let memory = self.cuda().or_raise(py)?.ok_or_else(host)?;
+        let copy = |target: &mut dyn SegmentMut, start: usize| {
+            memory.wait()?;
+            for (offset, address, len) in parts.into_iter().filter(|(.., len)| *len > 0) {
+                if CudaMemory::of_address(address)?.device() != memory.device() {
+                    let message = format!("{address:#x} is not an address of {}", memory.device());
+                    return Err(Error::invalid(message));
+                }
+                // SAFETY: the caller has a tensor with these bytes, and waits for this call.
+                let source = unsafe { memory.bytes_at(address, len) };
+                source.copy_to(target, start.saturating_add(offset))?;
+            }
+            Ok(())
+        };
+        self.writing(py, |py, reservation| py.detach(|| reservation.write_part(copy)).or_raise(py))
     }
 
     /// Counts ``nbytes`` bytes that the caller copied into the memory through an array.

@@ -27,7 +27,13 @@ pub(crate) fn read_manifest<'py>(
         let message = format!("this is a tensor {}{:?}, not a model", lease.dtype(), lease.shape());
         return Err(corrupt(Error::corrupt(message)));
     }
-    let (manifest, data) = ModuleManifest::parse(lease.host_bytes().or_raise(py)?).map_err(corrupt)?;
+    let parsed = if lease.device().is_host() {
+        ModuleManifest::parse(lease.host_bytes().or_raise(py)?)
+    } else {
+        let (segment, range) = (lease.segment(), lease.layout().byte_range());
+        py.detach(|| ModuleManifest::parse_by(range.len(), |target| segment.read_at(range.start, target)))
+    };
+    let (manifest, data) = parsed.map_err(corrupt)?;
     let tensors = manifest.tensors.iter().map(|tensor| described(py, tensor)).collect::<PyResult<Vec<_>>>()?;
     let source = manifest.source.get().to_owned();
     Ok((manifest.module, manifest.storages, PyList::new(py, tensors)?, source, data))

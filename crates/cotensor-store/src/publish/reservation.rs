@@ -89,9 +89,17 @@ impl Reservation {
         reason: CopyReason,
         write: impl FnOnce(&mut dyn SegmentMut, usize) -> Result<()>,
     ) -> Result<()> {
-        write(&mut *self.tensor.segment, self.tensor.layout.offset_bytes())?;
+        self.write_part(write)?;
         self.record_copy(reason, bytes);
         Ok(())
+    }
+
+    /// As [`write_by`](Self::write_by), for a part of a copy that [`record_copy`](Self::record_copy) counts as a whole.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub fn write_part(&mut self, write: impl FnOnce(&mut dyn SegmentMut, usize) -> Result<()>) -> Result<()> {
+        write(&mut *self.tensor.segment, self.tensor.layout.offset_bytes())
     }
 
     /// The members of a group; `None` for a plain tensor.

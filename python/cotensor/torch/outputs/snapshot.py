@@ -30,7 +30,9 @@ class Snapshot:
         for each in named_tensors(module):
             found.setdefault(id(each[2]), each[:3])
         for label, _, tensor in found.values():
-            check(label, tensor)
+            if not check(label, tensor).is_host:
+                message = f"{label}: the tensor is on {tensor.device}, and shared modules compute on the host: use cpu()"
+                raise UnsupportedError(message, field=label)
         #: Mappings that only this snapshot uses, by tensor id.
         self._mapped: Dict[Tuple[int, int], Tuple[Tensor, torch.Tensor]] = {}
         own: Dict[int, torch.Tensor] = {}
@@ -67,7 +69,7 @@ class Snapshot:
         try:
             # By number: another module can have the same weights under other names.
             numbered = [(str(number), kind, tensor) for number, (_, kind, tensor) in enumerate(loose.values())]
-            manifest, sources = gather(numbered, name)
+            gathered = gather(numbered, name)
             content = content_hash(*(part for _, _, tensor in numbered for part in _described(tensor)))
             label = f"weights/{content[:32]}"
             # A claim without a result, so that one process publishes at a time.
@@ -75,7 +77,7 @@ class Snapshot:
             try:
                 whole = store.get(label)
             except NotFoundError:
-                whole = write.write(store, label, manifest, sources, True, name, False)
+                whole = write.write(store, label, gathered, True, name, False)
             finally:
                 if isinstance(claimed, Ticket):
                     claimed.abandon()

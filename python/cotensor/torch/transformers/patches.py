@@ -125,10 +125,7 @@ def _load(original: Any) -> Any:
         loading = current_loading()
         if loading is None:
             return original(model, state_dict, checkpoint_files, load_config, *rest, **more)
-        devices = load_config.device_map or {}
-        elsewhere = [str(device) for device in devices.values() if str(device) not in ("cpu", "meta")]
-        if elsewhere:
-            raise UnsupportedError(f"device_map has {elsewhere[0]}, and shared weights are on the host", field="device_map")
+        loading.device = wanted_device(load_config.device_map)
         loading.computes_buffers = True
         if checkpoint_files:
             loading.origin = loading.origin.of_files(checkpoint_files, model)
@@ -159,6 +156,20 @@ def _finalize(original: Any) -> Any:
         return loaded
 
     return _finalize_model_loading
+
+
+def wanted_device(device_map: Any) -> torch.device:
+    """The one device of a `device_map`. Raises :class:`UnsupportedError` for several, and for one without shared memory."""
+    named = {f"cuda:{device}" if isinstance(device, int) else str(device) for device in (device_map or {}).values()}
+    named = {"cuda:0" if device == "cuda" else device for device in named - {"meta"}} or {"cpu"}
+    if len(named) > 1:
+        first, second = sorted(named)[:2]
+        raise UnsupportedError(f"device_map has {first} and {second}, and shared weights are on one device", field="device_map")
+    (device,) = named
+    if device != "cpu" and not device.startswith("cuda:"):
+        message = f"device_map has {device}, and shared weights are on the host or on a CUDA device"
+        raise UnsupportedError(message, field="device_map")
+    return torch.device(device)
 
 
 def _is_same_dtype(load_config: Any) -> bool:

@@ -18,6 +18,7 @@ from ..weights.assign import Naming, plan
 from ..weights.collect import named_tensors, places
 from ..weights.manifest import NON_PERSISTENT, read_manifest
 from ..weights.models import attach_names, publish
+from ..weights.place import place_of_model
 from .origin import state_after
 from .session import Loading, Session, Weights
 
@@ -80,7 +81,13 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
     """The weights with the model's names for them. Raises :class:`OtherModelError` if the model does not fit."""
     name = weights.name
     with loading.session.store.get(name) as whole:
-        manifest = read_manifest(whole)[0]
+        manifest, place = read_manifest(whole)[0], place_of_model(whole)
+    if place.device != loading.device:
+        message = (
+            f"{name} is published on {place.name} ({place.device} in this process), and this model is made for {loading.device}: "
+            "use another name, or the device_map of the published one"
+        )
+        raise OtherModelError(ConflictError(message, field=name), True)
     other = None if loading.session.force else loading.origin.other_than(manifest.source)
     if other is not None:
         message = (
@@ -98,7 +105,7 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
         names = Naming(prefix, computes_buffers=loading.computes_buffers)
         try:
             # A part of the published model needs only some of its tensors.
-            planned = plan(model, manifest, name, strict=True, same_dtype=same_dtype, names=names)
+            planned = plan(model, manifest, name, strict=True, same_dtype=same_dtype, names=names, place=place)
         except CotensorError as error:
             first = first or error
             continue
@@ -133,7 +140,7 @@ def attach_model(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
     options: Dict[str, Any] = {"requires_grad": session.requires_grad, "same_dtype": same_dtype}
     attach_names(model, weights.name, session.store, weights.names, **options)
     if weights.names.computes_buffers:
-        compute_buffers(model)
+        compute_buffers(model, loading.device)
     left = [name for name, _, tensor in places(model) if tensor.is_meta]
     if left:
         raise InvalidError(f"{left[0]}: on the meta device and not published", field=left[0])
@@ -149,8 +156,9 @@ def attach_model(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
     mark_done(loading)
 
 
-def compute_buffers(model: Any) -> None:
+def compute_buffers(model: Any, device: torch.device) -> None:
     """Computes the non-persistent buffers of a model on the meta device, as transformers does after it has loaded the weights.
+    They get memory of ``device``.
 
     They depend on the configuration, which can differ from that of the published model of the same files.
     """
@@ -159,7 +167,7 @@ def compute_buffers(model: Any) -> None:
             if kind != NON_PERSISTENT:
                 tensor._is_hf_initialized = True  # type: ignore[attr-defined]
             elif tensor.is_meta:
-                setattr(owner, leaf, torch.empty_like(tensor, device="cpu"))
+                setattr(owner, leaf, torch.empty_like(tensor, device=device))
         model.initialize_weights()
 
 

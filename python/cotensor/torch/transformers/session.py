@@ -43,6 +43,8 @@ class Loading:
     origin: Origin = dataclasses.field(default_factory=lambda: Origin("a state dict"))
     #: The published name of its weights, once it is known.
     weights: Optional["Weights"] = None
+    #: The device that the program asks for: the host, or a CUDA device.
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     #: Whether transformers computes the non-persistent buffers of the loaded model, from its own configuration.
     computes_buffers: bool = False
     #: The lock of the process that loads the weights while others wait.

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from ...errors import InvalidError, UnsupportedError
 from .collect import DTYPES, NamedTensor, is_plain, named_tensors
 from .manifest import NON_PERSISTENT, PARAMETER, TENSOR, Manifest, TensorEntry
+from .place import HOST, Place
 
 
 @dataclass
@@ -93,8 +94,12 @@ def plan(
     strict: bool,
     same_dtype: bool,
     names: Naming = Naming(),  # noqa: B008 - immutable
+    place: Place = HOST,
 ) -> Plan:
-    """Plans the assignments without changing the module. Raises :class:`InvalidError` with the name that does not fit."""
+    """Plans the assignments without changing the module. ``place`` has the published tensors.
+
+    Raises :class:`InvalidError` with the name that does not fit.
+    """
     own = named_tensors(module)
     by_name = {each[0]: each for each in own}
     tied: Dict[int, List[NamedTensor]] = {}
@@ -122,7 +127,7 @@ def plan(
             if before[0] != index:
                 message = f"{name}: tied to {before[1]} in the module, but published as another tensor"
                 raise InvalidError(message, field=name)
-            _check(name, tensor, entry.shape, entry.dtype, same_dtype)
+            _check(name, tensor, entry, same_dtype, place)
         if found:
             made.targets.append((index, [each for which in found for each in tied[which]]))
     for name, kind, tensor, _, _ in own:
@@ -145,16 +150,18 @@ def _listed(what: str, names: List[str]) -> str:
     return f"{what}: {', '.join(names[:5])}{more}" if names else ""
 
 
-def _check(name: str, tensor: torch.Tensor, shape: Tuple[int, ...], dtype: str, same_dtype: bool) -> None:
+def _check(name: str, tensor: torch.Tensor, entry: TensorEntry, same_dtype: bool, place: Place) -> None:
+    shape, dtype = entry.shape, entry.dtype
     if not is_plain(tensor):
         if is_lazy(tensor):
             raise InvalidError(f"{name}: the parameter is not initialized: run the module once", field=name)
         raise UnsupportedError(f"{name}: a {type(tensor).__name__} has more state than a tensor", field=name)
     if tensor.shape != shape:
         raise InvalidError(f"{name}: shape {list(tensor.shape)} in the module, {list(shape)} published", field=name)
-    if not (tensor.is_cpu or tensor.is_meta):
-        message = f"{name}: the parameter is on {tensor.device}, and shared memory is on the host: use to('cpu') or to('meta')"
-        raise UnsupportedError(message, field=name)
+    if not tensor.is_meta and tensor.device != place.device:
+        where = "the host" if place.is_host else f"{place.name} ({place.device} in this process)"
+        message = f"{name}: the parameter is on {tensor.device}, and the published one on {where}"
+        raise UnsupportedError(f"{message}: use to({str(place.device)!r}) or to('meta')", field=name)
     if same_dtype and dtype in DTYPES and tensor.dtype != DTYPES[dtype]:
         raise InvalidError(f"{name}: {tensor.dtype} in the module, published as {dtype}", field=name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.jit._script import RecursiveScriptModule
@@ -27,12 +27,14 @@ from .manifest import (
     is_name,
     span,
 )
+from .place import HOST, Place, Run, place_of_tensor, runs
 
 #: torch's dtypes by name. Older torch versions lack some.
 DTYPES: Dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 NAMES: Dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
-Place = Tuple[str, str]
+#: A name of a tensor, and its kind.
+Named = Tuple[str, str]
 
 
 @dataclass
@@ -120,9 +122,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) or getattr(type(tensor), "_is_plain_tensor", False)
 
 
-def check(name: str, tensor: torch.Tensor) -> None:
-    """Raises :class:`InvalidError` or :class:`UnsupportedError` with the tensor's name if it cannot be published.
-    """
+def check(name: str, tensor: torch.Tensor) -> Place:
+    """Where the tensor is. Raises :class:`InvalidError` or :class:`UnsupportedError` with its name if it cannot be published."""
     if not is_name(name):
         raise InvalidError(f"{name[:80]!r}: a name has 1 to {NAME_BYTES_MAX} bytes", field=name[:80])
     if is_lazy(tensor):
@@ -139,29 +140,40 @@ def check(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedError(f"{name}: the layout {tensor.layout} cannot be shared: use to_dense()", field=name)
     if tensor.is_quantized:
         raise UnsupportedError(f"{name}: quantized tensors ({tensor.dtype}) cannot be shared: use dequantize()", field=name)
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            f"{name}: the tensor is on {tensor.device}, and shared memory is on the host: use cpu()", field=name
-        )
     if tensor.dtype not in NAMES:
         raise UnsupportedError(f"{name}: {tensor.dtype} cannot be shared; supported: {', '.join(NAMES.values())}", field=name)
     if any(step >= COUNT_MAX for step in tensor.stride()):
         raise UnsupportedError(f"{name}: the strides {list(tensor.stride())} are too large: use contiguous()", field=name)
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedError(f"{name}: a lazy negation or conjugation cannot be shared: use resolve_neg()", field=name)
+    return place_of_tensor(name, tensor)
+
+
+class Gathered(NamedTuple):
+    """Tensors to publish."""
+
+    manifest: Manifest
+    #: What is copied into each storage.
+    sources: List[Sequence[Union[Part, Run]]]
+    place: Place
 
 
 def gather(
     found: Iterable[Tuple[str, str, torch.Tensor]], module: str, source: Optional[Dict[str, Any]] = None
-) -> Tuple[Manifest, List[List[Part]]]:
+) -> Gathered:
     """Lays tensors out in storages, with one copy of memory that several tensors show.
 
     A tensor with several names has one entry. Tensors that overlap in memory still overlap. Every tensor keeps its exact strides,
-    also of dimensions of size 1, because torch chooses kernels and memory formats by them.
+    also of dimensions of size 1, because torch chooses kernels and memory formats by them. All of them are in one place.
     """
     groups: Dict[Any, Shown] = {}
+    first: Optional[Tuple[str, Place]] = None
     for name, kind, tensor in found:
-        check(name, tensor)
+        place = check(name, tensor)
+        first = first or (name, place)
+        if place != first[1]:
+            message = f"{name}: the tensor is on {place.name}, and {first[0]} on {first[1].name}: move them to one device"
+            raise UnsupportedError(message, field=name)
         key: Any = id(tensor)
         if kind == TENSOR and tensor.numel():
             # A state dict has one object per name of a tied parameter.
@@ -170,10 +182,11 @@ def gather(
     clusters = _clusters(list(groups.values()))
     storages: List[Tuple[int, int]] = []
     entries: List[TensorEntry] = []
-    sources: List[List[Part]] = []
+    sources: List[Sequence[Union[Part, Run]]] = []
+    where = first[1] if first else HOST
     end = 0
     for cluster in clusters:
-        parts, size_bytes, shown = _lay(cluster)
+        parts, size_bytes, shown = _lay(cluster, where)
         offset = aligned(end)
         end = offset + size_bytes
         storages.append((offset, size_bytes))
@@ -190,10 +203,10 @@ def gather(
                     requires_grad=tensor.requires_grad,
                 )
             )
-    return Manifest(module, storages, entries, source or {}), sources
+    return Gathered(Manifest(module, storages, entries, source or {}), sources, where)
 
 
-Shown = Tuple[torch.Tensor, List[Place]]
+Shown = Tuple[torch.Tensor, List[Named]]
 
 
 def _extent(tensor: torch.Tensor) -> Tuple[int, int]:
@@ -217,7 +230,9 @@ def _clusters(shown: List[Shown]) -> List[List[Shown]]:
     return [[shown[index] for index in sorted(cluster)] for cluster in sorted(clusters, key=min)]
 
 
-def _lay(cluster: List[Shown]) -> Tuple[List[Part], int, List[Tuple[torch.Tensor, List[Place], Tuple[int, ...], int]]]:
+def _lay(
+    cluster: List[Shown], where: Place
+) -> Tuple[Sequence[Union[Part, Run]], int, List[Tuple[torch.Tensor, List[Named], Tuple[int, ...], int]]]:
     """The parts to copy for a cluster, its length in bytes, and each tensor's strides in elements and start in bytes."""
     tensors = [tensor for tensor, _ in cluster]
     if not any(tensor.numel() for tensor in tensors):
@@ -231,8 +246,11 @@ def _lay(cluster: List[Shown]) -> Tuple[List[Part], int, List[Tuple[torch.Tensor
         name = cluster[0][1][0][0]
         raise UnsupportedError(f"{name}: tensors overlap at unaligned addresses: clone() one of them", field=name)
     shown = [(t, named, t.stride(), t.data_ptr() - low + pad) for t, named in cluster]
-    parts = [_part(tensor, start) for tensor, _, _, start in shown if tensor.numel()]
-    return parts, pad + length, shown
+    full = [(named[0][0], tensor, start) for tensor, named, _, start in shown if tensor.numel()]
+    if where.is_host:
+        return [_part(tensor, start) for _, tensor, start in full], pad + length, shown
+    each = [runs(name, tensor, start, _is_apart(tensor.stride(), tensor.shape)) for name, tensor, start in full]
+    return [run for found in each for run in found], pad + length, shown
 
 
 def _part(tensor: torch.Tensor, start: int) -> Part:
@@ -241,7 +259,7 @@ def _part(tensor: torch.Tensor, start: int) -> Part:
             tensor = tensor.narrow(dimension, 0, 1)
     tensor = tensor.detach()
     extent = span(tensor.shape, tensor.stride())
-    if extent > tensor.numel() and _is_apart(tensor):
+    if extent > tensor.numel() and _is_apart(tensor.stride(), tensor.shape):
         return Part(start, tensor.numel() * tensor.element_size(), tensor, True, tensor)
     size_bytes = extent * tensor.element_size()
     # Not by its storage, whose address may be inside foreign memory.
@@ -249,10 +267,12 @@ def _part(tensor: torch.Tensor, start: int) -> Part:
     return Part(start, size_bytes, torch.frombuffer(window, dtype=torch.uint8), False, tensor)
 
 
-def _is_apart(tensor: torch.Tensor) -> bool:
-    """Whether no two elements share memory. False if this is not certain."""
+def _is_apart(stride: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether no two elements share memory, but for those of expanded dimensions. False if this is not certain."""
     reach = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape)):
+    for step, size in sorted(zip(stride, shape)):
+        if step == 0:
+            continue
         if size > 1 and step < reach:
             return False
         reach += (size - 1) * step

@@ -23,6 +23,7 @@ from .assign import Naming, assign, naming, plan
 from .collect import check_complete, gather, places, plain_module
 from .follow import Gate, check_compiler
 from .manifest import read_manifest
+from .place import place_of_model
 
 logger = logging.getLogger("cotensor.torch")
 
@@ -85,13 +86,17 @@ def publish(
     optimizers continue to work. Their writes make private copies of pages, which other processes do not see. Without ``attach``
     the module does not change.
 
+    A module on a CUDA device is published on that device, for the programs that use it there. Its published memory cannot be
+    written: the parameters of an attached module do not require gradients there, and a kernel that writes them ends with an
+    illegal address.
+
     ``store`` is the daemon's by default. ``keep`` and ``producer`` are as for :meth:`cotensor.Store.put`. ``progress`` is a
     function of the bytes done and the total bytes, or True for a tqdm bar; by default a bar appears on a terminal after two
     seconds. ``source`` is a JSON note that the manifest keeps.
 
-    Raises :class:`InvalidError` or :class:`UnsupportedError` with the name of a parameter that has no data, is not on the host,
-    or has an unsupported dtype, layout or class; :class:`UnsupportedError` for weights that are neither parameters nor buffers
-    (quantized modules of torch.ao); and :class:`OverBudgetError`. Nothing is published then.
+    Raises :class:`InvalidError` or :class:`UnsupportedError` with the name of a parameter that has no data, is on another device
+    than the others, or has an unsupported device, dtype, layout or class; :class:`UnsupportedError` for weights that are neither
+    parameters nor buffers (quantized modules of torch.ao); and :class:`OverBudgetError`. Nothing is published then.
     """
     module = plain_module(module)
     _checks.truth(attach, "attach")
@@ -102,13 +107,17 @@ def publish(
         logger.warning("%s: the module has extra state, which publish() omits", name)
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     with default_modes():
-        manifest, sources = gather(places(module), kind, dict(source or {}))
+        gathered = gather(places(module), kind, dict(source or {}))
         check_complete(module)
-    whole = write.write(store, name, manifest, sources, keep, producer or type(module).__name__, progress)
-    del sources
+    whole = write.write(store, name, gathered, keep, producer or type(module).__name__, progress)
+    trains = not gathered.place.is_host and any(entry.requires_grad for entry in gathered.manifest.tensors)
+    del gathered
     attachment = _attachment(whole)
     logger.info("published %s version %d, %d bytes", name, attachment.version, attachment.nbytes)
     if attach:
+        if trains:
+            message = "%s: published memory of a GPU cannot be written, so the parameters no longer require gradients"
+            logger.warning(message + ": pass attach=False to train the module", name)
         _attach(module, whole, _State(attachment, store, True, None, False))
     return attachment
 
@@ -132,6 +141,9 @@ def attach(
     Parameters with data stay the same objects; those on the meta device are replaced. Tied weights stay tied. Dtypes are the
     published ones, and so is ``requires_grad`` by default. The training mode does not change. Each tensor keeps the memory alive.
     A write in place, as by an optimizer, makes private copies of pages in this process.
+
+    A model that was published on a CUDA device is attached there: the module is on the meta device or on that one. Its memory
+    cannot be written, so ``requires_grad`` is False by default.
 
     ``version`` selects a version, which another lease has to keep. ``strict`` is as for
     :meth:`torch.nn.Module.load_state_dict`. ``same_dtype`` refuses dtypes that differ from the module's. With ``follow``, the
@@ -272,13 +284,17 @@ def _attachment(whole: Tensor) -> Attachment:
 def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Optional[bool] = None) -> Attachment:
     """Attaches ``whole``. Without ``follow``, the module follows as before."""
     manifest, data = read_manifest(whole)
+    place = place_of_model(whole)
     planned = plan(
-        module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype, names=state.names
+        module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype, names=state.names, place=place
     )
     shown = write.views(whole, manifest, data)
+    requires_grad = state.requires_grad
+    if requires_grad is None and not place.is_host:
+        requires_grad = False
     # Without `default_modes`: setting the default device costs more than the rest, and no tensor is made.
     with _lock, torch.inference_mode(False), torch.no_grad():
-        assign(planned, manifest, shown, state.requires_grad)
+        assign(planned, manifest, shown, requires_grad)
         new = _attachment(whole)
         missing, unexpected = tuple(planned.missing), tuple(planned.unexpected)
         new = Attachment(new.name, new.version, new.id, new.nbytes, missing, unexpected)

@@ -30,7 +30,8 @@ def publish_state_dict(
     producer: Optional[str] = None,
     progress: Progress = None,
 ) -> Attachment:
-    """Publishes a state dict under ``name``, with one copy. Tensors of the same memory are stored once.
+    """Publishes a state dict under ``name``, with one copy. Tensors of the same memory are stored once. All of them are on the
+    host, or on one CUDA device, where they are published.
 
     :func:`attach` accepts it like a published module, but keeps the module's ``requires_grad`` and the buffers that a state dict
     does not have. Options and exceptions are those of :func:`publish`.
@@ -42,8 +43,8 @@ def publish_state_dict(
     store = resolve(store)
     with default_modes():
         found, source = nested.split(mapping)
-        manifest, sources = gather(found, "", source)
-    whole = write.write(store, name, manifest, sources, keep, producer, progress)
+        gathered = gather(found, "", source)
+    whole = write.write(store, name, gathered, keep, producer, progress)
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 import torch
 
@@ -12,8 +11,9 @@ from ..._native import Store, Tensor, TensorBuilder
 from ...errors import ConflictError, CorruptError
 from ..modes import default_modes
 from ..progress import STEP_BYTES, Progress, reporting
-from .collect import DTYPES, Part
+from .collect import DTYPES, Gathered, Part
 from .manifest import ITEM_BYTES, Manifest, encode_manifest, span
+from .place import HOST, Place, Run, copy_on_device, place_of_model, views_on_device
 
 #: The dtypes that every torch imports by DLPack. Other dtypes, and tensors of more dimensions, are views of bytes.
 _BY_DLPACK = {"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"}
@@ -22,14 +22,14 @@ _DIRECT_MAX = 8
 
 @contextmanager
 def building(
-    store: Store, name: str, manifest: Manifest, keep: bool, producer: Optional[str]
+    store: Store, name: str, manifest: Manifest, keep: bool, producer: Optional[str], place: Place = HOST
 ) -> Iterator[Tuple[TensorBuilder, int]]:
     """An unpublished model with its header, and the offset of its data in bytes. It is discarded if the block fails."""
     header = encode_manifest(manifest)
     total = len(header) + manifest.data_bytes
-    builder = store.empty(name, (total,), "uint8", kind="weight", keep=keep, producer=producer)
+    builder = store.empty(name, (total,), "uint8", kind="weight", keep=keep, producer=producer, device=place.name)
     try:
-        ctypes.memmove(builder.data_ptr, header, len(header))
+        builder._write_bytes(0, header)
         yield builder, len(header)
     except BaseException:
         try:
@@ -42,23 +42,36 @@ def building(
 def write(
     store: Store,
     name: str,
-    manifest: Manifest,
-    sources: List[List[Part]],
+    gathered: Gathered,
     keep: bool,
     producer: Optional[str],
     progress: Progress,
 ) -> Tensor:
-    """Publishes tensors under one name, with one copy of each."""
-    with default_modes(), building(store, name, manifest, keep, producer) as (builder, data):
-        target = builder.torch()
+    """Publishes tensors under one name, with one copy of each, where they are."""
+    manifest, sources, place = gathered
+    with default_modes(), building(store, name, manifest, keep, producer, place) as (builder, data):
         total = sum(part.size_bytes for parts in sources for part in parts)
         with reporting(progress, f"publishing {name}", total) as advance:
-            for (offset, _), parts in zip(manifest.storages, sources):
-                for part in parts:
-                    _copy(target, data + offset + part.offset_bytes, part, advance)
+            if place.is_host:
+                _copy_on_host(builder, data, manifest, cast("List[Sequence[Part]]", sources), advance)
+            else:
+                for copied in copy_on_device(builder, data, manifest, cast("List[Sequence[Run]]", sources)):
+                    advance(copied)
         builder.record_copy(data + total)
-        del target
         return builder.publish()
+
+
+def _copy_on_host(
+    builder: TensorBuilder,
+    data: int,
+    manifest: Manifest,
+    sources: List[Sequence[Part]],
+    advance: Callable[[int], None],
+) -> None:
+    target = builder.torch()
+    for (offset, _), parts in zip(manifest.storages, sources):
+        for part in parts:
+            _copy(target, data + offset + part.offset_bytes, part, advance)
 
 
 def _copy(target: torch.Tensor, at: int, part: Part, advance: Callable[[int], None]) -> None:
@@ -76,7 +89,9 @@ def _copy(target: torch.Tensor, at: int, part: Part, advance: Callable[[int], No
 
 
 def views(whole: Tensor, manifest: Manifest, data: int) -> List[torch.Tensor]:
-    """A tensor in shared memory for each entry. Each keeps the lease. Tensors of one storage share a torch storage."""
+    """A tensor in shared memory for each entry. Each keeps the lease. On the host, those of one storage share a torch storage."""
+    if not place_of_model(whole).is_host:
+        return views_on_device(whole, manifest, data)
     used = [0] * len(manifest.storages)
     for entry in manifest.tensors:
         used[entry.storage] += 1

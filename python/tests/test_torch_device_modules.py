@@ -1,0 +1,72 @@
+"""Modules on a GPU, on a fake driver: each program of `torch_device_programs` is a process with a GPU of its own machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import serving
+from device_common import Machine
+from test_device_tensors import Program
+
+from cotensor.errors import UnsupportedError
+
+torch = pytest.importorskip("torch")
+
+from cotensor.torch.transformers.patches import wanted_device  # noqa: E402
+
+PROGRAMS = Path(__file__).with_name("torch_device_programs.py")
+
+ALONE = [
+    "module_is_one_tensor_on_its_device",
+    "publication_follows_the_work_of_the_device",
+    "training_module_is_warned_of",
+    "places_that_differ_are_named",
+    "failed_copy_publishes_nothing",
+    "shared_weights_of_another_device_are_refused",
+]
+
+
+@pytest.mark.parametrize("program", ALONE)
+def test_process_with_a_module_on_a_gpu(program: str, tmp_path: Path) -> None:
+    with serving("--max-device-memory=cuda:0=64MiB") as daemon:
+        command = [sys.executable, str(PROGRAMS), program, str(daemon.socket)]
+        ended = subprocess.run(command, env=Machine(tmp_path).environment(), capture_output=True, text=True)
+    assert ended.returncode == 0 and ended.stdout.endswith("done\n"), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("device_map", "device"),
+    [
+        (None, "cpu"),
+        ({"": "cpu"}, "cpu"),
+        ({"": "cuda"}, "cuda:0"),
+        ({"a": 1, "b": "cuda:1", "c": "meta"}, "cuda:1"),
+        ({"a": torch.device("cuda", 2)}, "cuda:2"),
+    ],
+)
+def test_device_map_of_one_device(device_map: Any, device: str) -> None:
+    assert wanted_device(device_map) == torch.device(device)
+
+
+@pytest.mark.parametrize("device_map", [{"a": 0, "b": 1}, {"a": "cpu", "b": 0}, {"": "mps"}, {"": "disk"}])
+def test_other_device_maps_are_refused(device_map: Any) -> None:
+    with pytest.raises(UnsupportedError, match="shared weights are on") as raised:
+        wanted_device(device_map)
+    assert raised.value.field == "device_map"
+
+
+def test_attached_module_outlives_its_publisher(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    with serving("--max-device-memory=cuda:0=64MiB") as daemon:
+        producer = Program("publishes", daemon, machine, "published", PROGRAMS)
+        consumer = Program("attaches", daemon, machine, "attached", PROGRAMS)
+        producer.kill()
+        consumer.go_on()
+        consumer.reaches("read again")
+        consumer.ends()
+        with daemon.connect() as store:
+            assert "m" in store
