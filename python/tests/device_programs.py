@@ -450,6 +450,18 @@ def renumbered_device(store: cotensor.Store) -> None:
         store["on 0"]
 
 
+def device_of_the_rank(store: cotensor.Store) -> None:
+    """A process with `RANK` 3 of machines with two devices each."""
+    assert store.put("w", ELEMENTS, device="cuda").device == "cuda:1"
+    assert store.empty("b", 3, device="cuda").device == "cuda:1"
+    os.environ["RANK"] = "4"
+    assert store.put("w", ELEMENTS, device="cuda").device == "cuda:0"
+    os.environ["RANK"] = "x"
+    with pytest.raises(cotensor.InvalidError, match="RANK") as raised:
+        store.put("w", ELEMENTS, device="cuda")
+    assert raised.value.field == "RANK"
+
+
 def publishes_on_each_device(store: cotensor.Store) -> None:
     for device in (0, 1):
         store.put(f"on {device}", ELEMENTS, device=f"cuda:{device}")

@@ -124,6 +124,7 @@ def test_devices_have_numbers_of_the_machine(tmp_path: Path) -> None:
         run("other_device_of_an_array", running, machine.environment())
         renumbered = machine.environment(CUDA_VISIBLE_DEVICES="1", COTENSOR_CUDA_DEVICES=UUIDS)
         run("renumbered_device", running, renumbered)
+        run("device_of_the_rank", running, machine.environment(RANK="3", GPUS_PER_NODE="2"))
 
 
 def test_process_without_a_driver_has_clear_errors(machine: Machine) -> None:

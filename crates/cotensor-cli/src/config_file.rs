@@ -106,7 +106,11 @@ mod tests {
         for (key, good, bad) in [
             ("threads", &["1", "16"][..], &["0", "many", ""][..]),
             ("max_memory", &["4GiB", "4 GB"], &["4 pounds", "100"]),
-            ("max_device_memory", &["cuda:0=1GiB", "cuda:0=1GiB,cuda:1=2GiB"], &["cpu=1GiB", "cuda:0", "cuda:0=1"]),
+            (
+                "max_device_memory",
+                &["cuda:0=1GiB", "cuda:0=1GiB,cuda:1=2GiB", "cuda=1GiB"],
+                &["cpu=1GiB", "cuda:0", "cuda:0=1"],
+            ),
             ("idle_exit", &["600", "10min"], &["0", "soon"]),
             ("allow_host", &["a.b,c"], &["http://a"]),
             ("autostart", &["true", "no", "0"], &["maybe"]),

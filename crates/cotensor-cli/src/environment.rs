@@ -34,6 +34,11 @@ pub(crate) fn markdown() -> String {
          `{DRIVER_VARIABLE}` names the library of the GPU driver, instead of `libcuda.so.1`. `{DEVICES_VARIABLE}` lists the UUIDs of the \
          machine's CUDA devices, separated by commas, the same list for all programs: the first is `cuda:0`. It is needed for parts \
          of a device (MIG), and where a program sees other devices than the machine has and the driver does not state their numbers.\n\n\
+         `RANK` and `GPUS_PER_NODE`, which launchers of distributed programs set, give each program a device: `device=\"cuda\"` is \
+         `cuda:` and `RANK` (0 without it), modulo `GPUS_PER_NODE` if that is set, a number on the machine. They also choose the \
+         daemon: port 2537 plus `RANK`, one daemon for each rank, or 2537 with `GPUS_PER_NODE`, one for all devices. A daemon that is \
+         started with `--max-device-memory cuda=40GiB` has that budget for the device of its `RANK`, or for each of the \
+         `GPUS_PER_NODE` devices.\n\n\
          | variable | argument | key in the file | default | meaning |\n|---|---|---|---|---|\n",
     );
     for setting in SETTINGS {

@@ -10,6 +10,7 @@ mod port;
 mod port_owner;
 mod private_folder;
 pub mod protocol;
+mod rank;
 mod regular_file;
 pub mod settings;
 mod short_path;
@@ -28,6 +29,7 @@ pub use open_session::OpenSession;
 pub use port::{PORT, default_port, port_of_rank};
 pub use port_owner::port_owner;
 pub use private_folder::{Others, private_folder};
+pub use rank::{device_of_rank, devices_of_daemon};
 pub use regular_file::{open_regular, open_regular_or_link};
 pub use short_path::{SOCKET_PATH_BYTES_MAX, ShortPath, bind_unix, connect_unix};
 pub use socket_path::{

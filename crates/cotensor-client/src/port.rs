@@ -1,5 +1,6 @@
 //! The HTTP port by which a program names a daemon.
 
+use crate::rank::Rank;
 use cotensor_core::{Error, Result};
 
 /// The port of rank 0.
@@ -19,24 +20,15 @@ pub fn default_port() -> Result<u16> {
 /// # Errors
 /// As [`default_port`].
 pub fn port_of_rank() -> Result<Option<u16>> {
-    let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
-    port(variable("RANK").as_deref(), variable("GPUS_PER_NODE").as_deref())
+    port(Rank::of_this_process()?)
 }
 
-fn port(rank: Option<&str>, gpus_per_node: Option<&str>) -> Result<Option<u16>> {
-    let number = |name: &str, value: Option<&str>| -> Result<Option<u16>> {
-        let wrong = |value: &str| Error::invalid(format!("{value:?} is not a port offset")).in_field(name);
-        value.map(|value| value.trim().parse().map_err(|_| wrong(value))).transpose()
-    };
-    let rank = number("RANK", rank)?;
-    match number("GPUS_PER_NODE", gpus_per_node)? {
-        Some(0) => Err(Error::invalid("a machine has at least one device").in_field("GPUS_PER_NODE")),
-        Some(_) => Ok(rank.map(|_| PORT)),
-        None => {
-            let beyond = |rank| Error::invalid(format!("{PORT} plus {rank} is not a port")).in_field("RANK");
-            rank.map(|rank| PORT.checked_add(rank).ok_or_else(|| beyond(rank))).transpose()
-        }
+fn port(Rank { rank, gpus_per_node }: Rank) -> Result<Option<u16>> {
+    if gpus_per_node.is_some() {
+        return Ok(rank.map(|_| PORT));
     }
+    let beyond = |rank| Error::invalid(format!("{PORT} plus {rank} is not a port")).in_field("RANK");
+    rank.map(|rank| PORT.checked_add(rank).ok_or_else(|| beyond(rank))).transpose()
 }
 
 #[cfg(test)]
@@ -45,6 +37,7 @@ mod tests {
 
     #[test]
     fn every_rank_has_a_port_unless_one_daemon_serves_all_devices() {
+        let port = |rank, gpus_per_node| Rank::parse(rank, gpus_per_node).and_then(port);
         assert_eq!(port(None, None).unwrap(), None);
         assert_eq!(port(None, Some("4")).unwrap(), None);
         assert_eq!(port(Some("0"), None).unwrap(), Some(2537));

@@ -37,12 +37,15 @@ impl Value {
         SourceArray::of_any_device(array, to_host, place).map(Self::Host)
     }
 
-    /// The device to publish it on, for the argument `device` and `from_device` of `put`.
+    /// The device to publish it on, for the argument `device` and `from_device` of `put`. `cuda` without a number is the one of the rank.
     ///
     /// # Errors
-    /// `Invalid` for another device than the host with `from_device`.
+    /// `Invalid` for another device than the host with `from_device`, and for variables that are no rank.
     pub(crate) fn target(py: Python<'_>, device: Option<&str>, from_device: bool) -> PyResult<Option<Device>> {
-        let device = device.map(|device| device.parse::<Device>().map_err(|error| error.in_field("device")));
+        let device = device.map(|device| match device {
+            "cuda" => cotensor_client::device_of_rank(),
+            device => device.parse::<Device>().map_err(|error| error.in_field("device")),
+        });
         let device = device.transpose().map_err(|error| raise(py, &error))?;
         match device {
             Some(device) if from_device && !device.is_host() => {

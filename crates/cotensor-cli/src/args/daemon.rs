@@ -52,7 +52,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = settings::MAX_MEMORY.variable, value_name = SIZE, value_parser = budget)]
     pub(crate) max_memory: Option<u64>,
     /// Device whose memory clients may share, with its budget, such as cuda:0=40GiB; repeatable [default: host
-    /// memory only]. The budget of a device counts the tensors of all clients there.
+    /// memory only]. The budget of a device counts the tensors of all clients there. cuda=40GiB is for the device of RANK, or for
+    /// each of GPUS_PER_NODE devices.
     #[arg(
         long,
         env = settings::MAX_DEVICE_MEMORY.variable,
@@ -60,7 +61,7 @@ pub(crate) struct ServeArgs {
         value_delimiter = ',',
         value_parser = device_memory
     )]
-    pub(crate) max_device_memory: Vec<(Device, u64)>,
+    pub(crate) max_device_memory: Vec<(Vec<Device>, u64)>,
     /// Memory that one client may lease and reserve, such as 4GiB, on all devices together [default: no limit].
     #[arg(long, env = settings::MAX_CLIENT_MEMORY.variable, value_name = SIZE, value_parser = size)]
     pub(crate) max_client_memory: Option<u64>,
@@ -134,16 +135,20 @@ pub(crate) struct ServeArgs {
     pub(crate) role: cotensor_daemon::Role,
 }
 
-/// Parses a device and its budget.
-fn device_memory(text: &str) -> Result<(Device, u64), String> {
+/// Parses a device, or `cuda` for those of the rank, and the budget of each.
+fn device_memory(text: &str) -> Result<(Vec<Device>, u64), String> {
     let wrong = || "expected a device and its budget, such as cuda:0=40GiB".to_owned();
     let (device, budget) = text.split_once('=').ok_or_else(wrong)?;
     let budget = size(budget).map_err(|reason| format!("{device}: {reason}"))?;
+    if device == "cuda" {
+        let devices = cotensor_client::devices_of_daemon().map_err(|error| error.to_string())?;
+        return Ok((devices, budget));
+    }
     let device = device.parse::<Device>().map_err(|error| error.to_string())?;
     if device.is_host() {
         return Err("use --max-memory for the budget of host memory".to_owned());
     }
-    Ok((device, budget))
+    Ok((vec![device], budget))
 }
 
 /// Parses a host name as in a Host header, without a port.

@@ -58,7 +58,9 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if let Some(bytes) = args.max_memory.or_else(|| share_of_memory(DEFAULT_SHARE)) {
         config.max_memory_bytes = bytes;
     }
-    config.max_device_bytes.extend(args.max_device_memory.iter().copied());
+    for (devices, bytes) in &args.max_device_memory {
+        config.max_device_bytes.extend(devices.iter().map(|device| (*device, *bytes)));
+    }
     if let Some(bytes) = args.max_client_memory {
         config.max_client_bytes = bytes;
     }

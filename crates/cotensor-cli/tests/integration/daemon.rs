@@ -173,6 +173,22 @@ fn device_budgets_are_set_and_wrong_ones_refused() {
 }
 
 #[test]
+fn daemon_has_budgets_for_the_devices_of_its_ranks() {
+    let devices = |variables: &[(&str, &str)]| {
+        let mut daemon = Daemon::stopped();
+        daemon.serve_with(&["--max-device-memory", "cuda=1GiB"], |command| {
+            command.env_remove("RANK").env_remove("GPUS_PER_NODE").envs(variables.iter().copied());
+        });
+        let stats = daemon.json(&["stat"]);
+        let devices = stats["stats"]["devices"].as_array().unwrap();
+        devices[1..].iter().map(|device| device["device"].as_str().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(devices(&[]), "cuda:0");
+    assert_eq!(devices(&[("RANK", "3")]), "cuda:3");
+    assert_eq!(devices(&[("RANK", "3"), ("GPUS_PER_NODE", "2")]), "cuda:0 cuda:1");
+}
+
+#[test]
 fn programs_on_devices_are_listed() {
     let daemon = Daemon::start(&[]);
     assert_eq!(daemon.json(&["stat"])["devices"], serde_json::json!([]));

@@ -56,7 +56,7 @@ settings! {
     THREADS "COTENSOR_THREADS" "--threads" "one per core" "Number of engine threads.";
     ENGINE "COTENSOR_ENGINE" "--engine" "auto" "Engine that runs graphs: auto, ort, ort-shared or rten.";
     MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "50% for the daemon" "Memory budget of the store, such as 4GiB, a share of the machine's memory, such as 75%, or none: the daemon's, where each tensor counts 1 KiB more than its size, or that of a local store.";
-    MAX_DEVICE_MEMORY "COTENSOR_MAX_DEVICE_MEMORY" "--max-device-memory" "host memory only" "Devices whose memory clients of the daemon may share, each with its budget, separated by commas: cuda:0=40GiB.";
+    MAX_DEVICE_MEMORY "COTENSOR_MAX_DEVICE_MEMORY" "--max-device-memory" "host memory only" "Devices whose memory clients of the daemon may share, each with its budget, separated by commas: cuda:0=40GiB. cuda=40GiB is for the device of RANK, or for each of GPUS_PER_NODE devices.";
     MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "no limit" "Memory that one client of the daemon may lease and reserve, such as 4GiB.";
     SPILL "COTENSOR_SPILL" "--spill" "unleased tensors are evicted" "Folder for tensors that the daemon spills when memory is needed.";
     MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "the free disk space" "Maximum size of the spilled files, such as 40GiB.";

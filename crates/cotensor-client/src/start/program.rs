@@ -9,6 +9,7 @@ use std::time::Duration;
 /// The variables that a daemon gets: none has a secret, and none changes how programs are loaded.
 const KEPT: &[&str] = &[
     "DBUS_SESSION_BUS_ADDRESS",
+    "GPUS_PER_NODE",
     "HOME",
     "HF_ENDPOINT",
     "HF_HOME",
