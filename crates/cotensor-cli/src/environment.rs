@@ -1,6 +1,6 @@
 //! The settings as `cotensor help env` and docs/reference/configuration.md show them.
 
-use cotensor::memory::{DEVICES_VARIABLE, DRIVER_VARIABLE};
+use cotensor::memory::{DEVICES_VARIABLE, DRIVER_VARIABLE, MANAGEMENT_VARIABLE};
 use cotensor_client::settings::{CONFIG, RUNTIME_DIR, SETTINGS, Setting};
 use std::fmt::Write;
 
@@ -33,7 +33,9 @@ pub(crate) fn markdown() -> String {
          not the same folder for all programs of a user. Set it for all of them.\n\n\
          `{DRIVER_VARIABLE}` names the library of the GPU driver, instead of `libcuda.so.1`. `{DEVICES_VARIABLE}` lists the UUIDs of the \
          machine's CUDA devices, separated by commas, the same list for all programs: the first is `cuda:0`. It is needed for parts \
-         of a device (MIG), and where a program sees other devices than the machine has and the driver does not state their numbers.\n\n\
+         of a device (MIG), and where a program sees other devices than the machine has and the driver does not state their numbers. \
+         `{MANAGEMENT_VARIABLE}` names the library by which `cotensor scan` and `cotensor who` read what programs take of GPUs, instead of \
+         `libnvidia-ml.so.1`.\n\n\
          `RANK` and `GPUS_PER_NODE`, which launchers of distributed programs set, give each program a device: `device=\"cuda\"` is \
          `cuda:` and `RANK` (0 without it), modulo `GPUS_PER_NODE` if that is set, a number on the machine. They also choose the \
          daemon: port 2537 plus `RANK`, one daemon for each rank, or 2537 with `GPUS_PER_NODE`, one for all devices. A daemon that is \

@@ -35,7 +35,10 @@ pub use channel::{
     ChannelFiles, ChannelSize, ChannelWriter, FrameHold, Loan, Policy, RingReader, frame_count, is_page_taken,
     is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
-pub use device::{CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE, SimulatedMemory};
+pub use device::{
+    CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE, GpuUsage, MANAGEMENT_VARIABLE,
+    SimulatedMemory, gpu_usage, gpu_usage_by,
+};
 pub use host::{
     ForeignMemfd, Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PrivateMapping,
     SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,

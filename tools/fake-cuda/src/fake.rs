@@ -97,6 +97,16 @@ impl FakeCuda {
         self.set(|settings| settings.frees_late = late)
     }
 
+    /// The bytes of a device that the management library attributes to a process; `u64::MAX` for a number that it does not tell.
+    ///
+    /// # Errors
+    /// As [`set_devices`](Self::set_devices).
+    pub fn attribute(&self, device: u32, process: u32, bytes: u64) -> io::Result<()> {
+        self.set(|settings| {
+            settings.attributed.insert((device, process), bytes);
+        })
+    }
+
     /// Lets a function fail in all programs with a result, until [`repair`](Self::repair).
     ///
     /// # Errors

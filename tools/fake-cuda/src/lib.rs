@@ -1,4 +1,4 @@
-//! A library with functions of NVIDIA's driver (`libcuda.so.1`) and no hardware, for tests on machines without a GPU.
+//! A library with functions of NVIDIA's driver (`libcuda.so.1`, and some of `libnvidia-ml.so.1`) and no hardware, for tests on machines without a GPU.
 //!
 //! A test starts a device with [`FakeCuda::start`], and loads the library at [`FakeCuda::library`] where a program loads the driver.
 //! The folder of the library is the hardware: all processes that load it from there share its devices and their memory.

@@ -16,6 +16,7 @@ mod env;
 mod explain;
 mod files;
 mod fit_adapter;
+mod gpu_memory;
 mod local;
 mod logs;
 mod models;

@@ -1,3 +1,4 @@
+use super::gpu_memory;
 use crate::args::ScanArgs;
 use crate::output::{Steps, print, print_json};
 use crate::table::{Table, plain};
@@ -86,6 +87,9 @@ fn text(found: &Scan) -> String {
             ranges.row([range.pid.to_string(), size(range.duplicate_bytes), plain(&range.name)]);
         }
         let _ = writeln!(text, "{}", ranges.text());
+    }
+    if !found.gpus.is_empty() {
+        let _ = writeln!(text, "GPUs, whose duplicates are not searched:\n{}", gpu_memory::lines(&found.gpus));
     }
     for unread in &found.unread {
         let bytes = unread.bytes.map_or_else(String::new, |bytes| format!("{} of ", size(bytes)));

@@ -1,17 +1,19 @@
 //! `ls`, `stat` and `who`: tensors of the daemon, their versions and holders.
 
 use super::connection::connect;
+use super::gpu_memory;
 use crate::args::{LsArgs, StatArgs, TensorOrder, WhoArgs};
 use crate::launch::Program;
 use crate::output::{count, print, print_json};
 use crate::table::{Table, duration, elements, plain, shape};
 use cotensor::core::{Device, Error, ErrorKind, Result, size};
-use cotensor::store::{KeptTensors, Stats, StoreReports};
+use cotensor::store::{DeviceStats, KeptTensors, Stats, StoreReports};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
     DeviceShares, Empty, GroupMember, Hello, HelloParams, HelloResult, Keep, List, ListDevices, ListHolders, ListOrder,
     ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState,
 };
+use cotensor_inspect::scan::{GpuScan, gpus};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -202,6 +204,29 @@ struct Versions {
 #[derive(Serialize)]
 struct Named {
     tensors: Vec<Versions>,
+    /// For `who`: the devices that have these tensors, as the daemon counts them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    devices: Vec<DeviceStats>,
+    /// For `who`: the same devices, as the driver of GPUs has them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gpus: Vec<GpuScan>,
+}
+
+impl Named {
+    /// Adds the devices that have the tensors. Without the driver's library, only the daemon's figures are known.
+    fn add_devices(&mut self, store: &ClientStore) {
+        let host = Device::default().to_string();
+        let on = |device: &str| {
+            device != host
+                && self.tensors.iter().flat_map(|found| &found.versions).any(|tensor| tensor.device == device)
+        };
+        let devices: Vec<_> = store.stats().devices.into_iter().filter(|stats| on(&stats.device)).collect();
+        if !devices.is_empty() {
+            let is_one = |gpu: &GpuScan| gpu.device.as_deref().is_some_and(on);
+            self.gpus = gpus().unwrap_or_default().into_iter().filter(is_one).collect();
+        }
+        self.devices = devices;
+    }
 }
 
 /// The versions of each name, and the names without a tensor.
@@ -217,7 +242,7 @@ fn versions<'a>(store: &ClientStore, names: &'a [String]) -> Result<(Named, Vec<
             Err(error) => return Err(error),
         }
     }
-    Ok((Named { tensors }, missing))
+    Ok((Named { tensors, devices: Vec::new(), gpus: Vec::new() }, missing))
 }
 
 /// The error for missing names, reported after the existing ones are processed.
@@ -229,9 +254,16 @@ pub(super) fn not_found(missing: &[&str]) -> Result<()> {
     Err(Error::not_found(format!("no tensor is named {}; `cotensor ls` lists names", missing.join(", "))))
 }
 
-/// Prints the existing versions of `names`, as JSON or by `text`.
-fn show(store: &ClientStore, json: bool, names: &[String], text: impl FnOnce(&Named) -> String) -> Result<()> {
-    let (found, missing) = versions(store, names)?;
+/// Prints the existing versions of `names`, as JSON or by `text`, after `add` has completed them.
+fn show(
+    store: &ClientStore,
+    json: bool,
+    names: &[String],
+    add: impl FnOnce(&mut Named, &ClientStore),
+    text: impl FnOnce(&Named) -> String,
+) -> Result<()> {
+    let (mut found, missing) = versions(store, names)?;
+    add(&mut found, store);
     match (found.tensors.is_empty(), json) {
         (true, _) => {}
         (false, true) => print_json(&found)?,
@@ -242,7 +274,7 @@ fn show(store: &ClientStore, json: bool, names: &[String], text: impl FnOnce(&Na
 
 pub(crate) fn who(args: &WhoArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor who")?;
-    show(&store, args.client.json, &args.names, holders)
+    show(&store, args.client.json, &args.names, Named::add_devices, holders)
 }
 
 fn holders(found: &Named) -> String {
@@ -267,7 +299,13 @@ fn holders(found: &Named) -> String {
             row(kept, 0);
         }
     }
-    table.text()
+    let mut text = table.text();
+    for (device, used) in of_devices(&found.devices) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "\ntensors of this daemon on {device}: {used}");
+    }
+    text.push_str(&gpu_memory::lines(&found.gpus));
+    text
 }
 
 /// The daemon's counters.
@@ -285,7 +323,7 @@ pub(crate) fn stat(args: &StatArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor stat")?;
     match args.names.as_slice() {
         [] => stat_daemon(&store, args),
-        names => show(&store, args.client.json, names, described),
+        names => show(&store, args.client.json, names, |_, _| {}, described),
     }
 }
 
@@ -401,7 +439,11 @@ pub(super) fn kept(tensors: usize, bytes: u64, by: &[KeptTensors]) -> String {
 
 /// The name of each device but the host, with its memory in use, its budget and its tensors.
 pub(super) fn device_memory(stats: &Stats) -> impl Iterator<Item = (&str, String)> {
-    let devices = stats.devices.iter().filter(|device| device.device != Device::default().to_string());
+    of_devices(&stats.devices)
+}
+
+fn of_devices(devices: &[DeviceStats]) -> impl Iterator<Item = (&str, String)> {
+    let devices = devices.iter().filter(|device| device.device != Device::default().to_string());
     devices.map(|device| {
         let max = device.max_memory_bytes.map_or_else(|| "no limit".to_owned(), size);
         let used = format!("{} of {max} ({})", size(device.memory_usage_bytes), count(device.tensors, "tensor"));

@@ -1,14 +1,18 @@
 //! The daemon's commands against a `cotensor serve` per test.
 
 use crate::support::{Daemon, until};
-use cotensor::memory::DRIVER_VARIABLE;
-use cotensor::store::TensorStore;
+use cotensor::core::{DType, Device};
+use cotensor::memory::{CudaDriver, CudaMemory, DRIVER_VARIABLE, MANAGEMENT_VARIABLE};
+use cotensor::store::{Retention, TensorSpec, TensorStore};
+use cotensor_client::ClientStore;
 use cotensor_fake_cuda::FakeCuda;
 use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -291,6 +295,51 @@ fn doctor_reads_gpu_memory_of_a_killed_process() {
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.lines().any(|line| line.contains("cuda:0") && line.contains("of 1.00 GiB (0 tensors)")), "{text}");
     }
+}
+
+#[test]
+fn memory_of_gpus_is_shown_with_the_bytes_of_no_process() {
+    let fake = FakeCuda::start().unwrap();
+    fake.set_devices(2).unwrap();
+    let daemon = Daemon::start(&["--max-device-memory", "cuda:0=1GiB,cuda:1=1GiB"]);
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    let memories = CudaMemory::all(&driver).unwrap();
+    let builder = ClientStore::builder("producer").socket(daemon.socket());
+    let store = builder.memory(Arc::new(memories[1].clone())).connect().unwrap();
+    let retention = Retention::Cached { recompute: Duration::ZERO };
+    let spec = TensorSpec { retention, ..TensorSpec::new("weights", DType::U8, &[3 << 20]).on(Device::Cuda(1)) };
+    drop(store.reserve(spec, &store.holder("")).unwrap().publish().unwrap());
+    drop(store);
+    fs::write(daemon.path("x.bin"), [1]).unwrap();
+    daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "1"]);
+    fake.attribute(1, std::process::id(), 1 << 20).unwrap();
+
+    let own = std::process::id().to_string();
+    let run = |arguments: &[&str]| {
+        let output = daemon.command(arguments).env(MANAGEMENT_VARIABLE, fake.library()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let in_use = "cuda:1: 4.00 MiB of 1.00 GiB in use, 3.00 MiB of it by no process";
+    let process = format!("1.00 MiB  process {own} ");
+    let scanned = run(&["scan", "--pid", &own]);
+    for part in [in_use, &process, "cuda:0: 0 B of 1.00 GiB in use"] {
+        assert!(scanned.contains(part), "{part}: {scanned}");
+    }
+    let who = run(&["who", "weights"]);
+    for part in [in_use, &process, "tensors of this daemon on cuda:1: 4.00 MiB of 1.00 GiB (1 tensor)"] {
+        assert!(who.contains(part), "{part}: {who}");
+    }
+    assert!(!who.contains("cuda:0"), "the tensor is on the other one: {who}");
+    assert!(!run(&["who", "x"]).contains("cuda"), "host memory");
+    let who: serde_json::Value = serde_json::from_str(&run(&["who", "weights", "--json"])).unwrap();
+    assert_eq!((&who["gpus"][0]["unattributed_bytes"], &who["devices"][0]["tensors"]), (&json!(3 << 20), &json!(1)));
+    // Without the library, the daemon's figures are left.
+    let missing = daemon.command(&["who", "weights"]).env(MANAGEMENT_VARIABLE, "/nonexistent").output().unwrap();
+    let text = String::from_utf8(missing.stdout).unwrap();
+    assert!(missing.status.success() && text.contains("on cuda:1: 4.00 MiB") && !text.contains("in use"), "{text}");
+    fake.fail("nvmlInit_v2", 999).unwrap();
+    assert!(run(&["scan", "--pid", &own]).contains("note: GPUs were not read: "));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #![allow(non_snake_case)]
 
 mod device;
+mod management;
 mod memory;
 mod work;
 

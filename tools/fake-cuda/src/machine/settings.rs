@@ -19,11 +19,13 @@ pub(crate) struct Settings {
     pub(crate) failures: BTreeMap<String, u32>,
     /// Processes whose contexts are lost, with the results of all their calls.
     pub(crate) lost: BTreeMap<u32, u32>,
+    /// Bytes that the management library attributes to processes, by device and process.
+    pub(crate) attributed: BTreeMap<(u32, u32), u64>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        let (failures, lost) = (BTreeMap::new(), BTreeMap::new());
+        let (failures, lost, attributed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self {
             devices: 1,
             memory_bytes: 1 << 30,
@@ -32,6 +34,7 @@ impl Default for Settings {
             frees_late: false,
             failures,
             lost,
+            attributed,
         }
     }
 }
@@ -52,6 +55,7 @@ impl Settings {
                 Some("frees_late") => settings.frees_late = true,
                 Some("fail") => settings.failures.extend(words.get(1).map(|name| (*name).to_owned()).zip(small(2))),
                 Some("lost") => settings.lost.extend(small(1).zip(small(2))),
+                Some("attributed") => settings.attributed.extend(small(1).zip(small(2)).zip(number(3))),
                 _ => {}
             }
         }
@@ -59,7 +63,7 @@ impl Settings {
     }
 
     pub(super) fn to_text(&self) -> String {
-        let Self { devices, memory_bytes, version, peer_access, frees_late, failures, lost } = self;
+        let Self { devices, memory_bytes, version, peer_access, frees_late, failures, lost, attributed } = self;
         let mut text = format!("devices {devices}\nmemory {memory_bytes}\nversion {version}\n");
         if *peer_access {
             text.push_str("peer_access\n");
@@ -72,6 +76,9 @@ impl Settings {
         }
         for (process, code) in lost {
             let _ = writeln!(text, "lost {process} {code}");
+        }
+        for ((device, process), bytes) in attributed {
+            let _ = writeln!(text, "attributed {device} {process} {bytes}");
         }
         text
     }
@@ -91,6 +98,7 @@ mod tests {
             frees_late: true,
             failures: [("cuMemMap".to_owned(), 2)].into(),
             lost: [(17, 700)].into(),
+            attributed: [((1, 17), 4 << 20)].into(),
         };
         assert_eq!(Settings::parse(&settings.to_text()), settings);
         assert_eq!(Settings::parse("devices x\nfail\nnonsense 1"), Settings::default());

@@ -5,6 +5,7 @@
 //! otherwise by being mapped once.
 
 mod advice;
+mod gpu;
 mod options;
 mod page;
 mod page_reader;
@@ -13,6 +14,7 @@ mod report;
 mod tally;
 mod walk;
 
+pub use gpu::{GpuProcess, GpuScan, gpus};
 pub use options::{Progress, ScanOptions};
 pub use report::{Advice, Library, PairScan, ProcessScan, RangeScan, Scan, Unread};
 pub use tally::{Holding, Total};

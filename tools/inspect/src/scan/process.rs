@@ -20,15 +20,8 @@ pub(super) struct Process {
 
 impl Process {
     fn open(pid: u32) -> Option<Self> {
-        let path = format!("/proc/{pid}");
-        let line = std::fs::read(format!("{path}/cmdline")).ok()?;
-        let line = &line[..line.len().min(COMMAND_BYTES_MAX)];
-        let command = String::from_utf8_lossy(line).trim_end_matches('\0').replace('\0', " ");
-        if command.is_empty() {
-            // Kernel threads have no command line and no memory.
-            return None;
-        }
-        Some(Self { pid, command, resident_bytes: process::rss_bytes(pid).ok()? })
+        // Kernel threads have no command line and no memory.
+        Some(Self { pid, command: command(pid)?, resident_bytes: process::rss_bytes(pid).ok()? })
     }
 
     pub(super) fn path(&self, file: &str) -> PathBuf {
@@ -42,6 +35,14 @@ impl Process {
     pub(super) fn ranges(&self) -> Result<Vec<MappedRange>> {
         Ok(process::mapped_ranges(self.pid)?.into_iter().filter(is_memory).collect())
     }
+}
+
+/// The command line of a process, shortened. None without one.
+pub(super) fn command(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = &line[..line.len().min(COMMAND_BYTES_MAX)];
+    let command = String::from_utf8_lossy(line).trim_end_matches('\0').replace('\0', " ");
+    (!command.is_empty()).then_some(command)
 }
 
 /// Whether the mapping is readable memory.

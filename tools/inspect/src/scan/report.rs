@@ -1,5 +1,6 @@
 //! The report of a scan.
 
+use super::gpu::GpuScan;
 use super::tally::{Holding, Total};
 use serde::Serialize;
 
@@ -22,6 +23,8 @@ pub struct Scan {
     pub unread: Vec<Unread>,
     /// Remarks on the figures.
     pub notes: Vec<String>,
+    /// The memory of GPUs. Their duplicates are not searched.
+    pub gpus: Vec<GpuScan>,
     /// The lines of code with which programs would share their duplicates, most duplicates first.
     pub advice: Vec<Advice>,
 }

@@ -1,6 +1,7 @@
 //! Walks over the pages of all processes.
 
 use super::advice::{self, Used};
+use super::gpu;
 use super::options::{Progress, ScanOptions};
 use super::page::PAGE_BYTES;
 use super::page_reader::{Counted, Known, Page, PageReader};
@@ -157,7 +158,13 @@ impl Walk<'_> {
         let mut pairs: Vec<PairScan> = pairs.collect();
         pairs.sort_by_key(|pair| std::cmp::Reverse(pair.duplicate_bytes));
         pairs.truncate(LISTED_MAX);
-        let notes = self.notes();
+        let mut notes = self.notes();
+        let gpus = gpu::gpus().unwrap_or_else(|error| {
+            if error.kind() != ErrorKind::NotFound {
+                notes.push(format!("GPUs were not read: {error}"));
+            }
+            Vec::new()
+        });
         let advice = advice::advice(&reports, &self.used, ADVISED_BYTES_MIN, LISTED_MAX);
         if let Some(limit) = &self.stopped {
             self.unread.push(Unread { pid: None, bytes: None, reason: format!("the rest: {limit}") });
@@ -171,6 +178,7 @@ impl Walk<'_> {
             pairs,
             unread: self.unread,
             notes,
+            gpus,
             advice,
         }
     }

@@ -126,6 +126,14 @@ impl CudaDriver {
     }
 }
 
+/// The number on the machine of the device with a UUID, which a library of the driver calls `ordinal`.
+///
+/// # Errors
+/// `Unsupported` where it is not known.
+pub(in crate::device) fn number_of(uuid: &str, ordinal: u32) -> Result<u32> {
+    Numbering::of_this_process().number(uuid, ordinal)
+}
+
 /// How a device's number on the machine is found.
 struct Numbering {
     /// UUIDs in the order of their numbers.

@@ -45,6 +45,7 @@ mod slab;
 mod tests;
 
 pub use array::CudaBytes;
+pub(super) use devices::number_of;
 pub use devices::{CudaDevice, DEVICES_VARIABLE};
 pub use driver::{CudaDriver, DRIVER_VARIABLE};
 pub use memory::CudaMemory;
