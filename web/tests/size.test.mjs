@@ -6,7 +6,7 @@ import { brotliCompressSync, gzipSync } from "node:zlib";
 /** The most bytes of the compressed module of core and store, which every page loads. */
 const BYTES_MAX = 120_000;
 /** The most bytes of the other one: a first visit on WebGPU has 2 MB beside onnxruntime-web, with gzip. */
-const MODELS_BYTES_MAX = 1_230_000;
+const MODELS_BYTES_MAX = 1_235_000;
 
 async function measure(context, path, limit) {
   const module = await readFile(new URL(`../dist/${path}`, import.meta.url));
