@@ -1,11 +1,10 @@
 //! The store whose tensors the daemon keeps.
 
 use super::blobs;
-use super::call_each::UNANSWERED_WITH_DESCRIPTORS_MAX;
 use super::copies::UnreportedCopies;
 use super::publication::{self, Allocation, FrozenTensor, Publisher};
 use super::reconnect::Reconnector;
-use super::session::Session;
+use super::session::{Session, UNANSWERED_WITH_DESCRIPTORS_MAX};
 use crate::protocol::{self as p, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::waiting::WaitReport;

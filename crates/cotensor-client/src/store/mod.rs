@@ -2,7 +2,6 @@
 
 mod blobs;
 mod builder;
-mod call_each;
 mod change_queue;
 mod client_store;
 mod connection;

@@ -1,13 +1,12 @@
 //! Publication of a tensor: its memory, its reservation and the call.
 
-use super::call_each::UNANSWERED_MAX;
 use super::connection::DaemonConnection;
 use super::copies::UnreportedCopies;
 use super::freed_ranges::OwnSlab;
 use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
-use super::session::Session;
+use super::session::{Session, UNANSWERED_MAX};
 use super::slabs::{Slabs, whole_units};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{DType, Error, ErrorKind, Kind, Layout, Memory, Result, Segment, SegmentMut, SlabMemory};

@@ -15,6 +15,10 @@ use std::time::Duration;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time limit of methods that wait for other sessions or for a disk. The daemon has shorter limits.
 pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The most calls without an answer. The daemon lets twice as many wait for one connection, which several threads may use.
+pub(super) const UNANSWERED_MAX: usize = 512;
+/// The same for calls whose answers can carry a descriptor. The daemon keeps twice as many descriptors for a client that does not read.
+pub(super) const UNANSWERED_WITH_DESCRIPTORS_MAX: usize = 128;
 
 /// The time limit of questions about a wait.
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -80,6 +84,15 @@ impl Session {
         fds: Vec<OwnedFd>,
     ) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.connection.call::<M>(params, fds, Some(WORK_TIMEOUT))
+    }
+
+    /// As [`call_long`](Self::call_long), with each of `params`. See [`Connection::call_each`].
+    pub(super) fn call_each<M: Method>(
+        &self,
+        params: &[M::Params],
+        unanswered_max: usize,
+    ) -> Vec<Result<(M::Result, Vec<OwnedFd>)>> {
+        self.connection.call_each::<M>(params, unanswered_max, WORK_TIMEOUT)
     }
 
     /// As [`call_long`](Self::call_long), for methods that wait for the work of another session. `describe` reports the wait.

@@ -1,8 +1,8 @@
 //! Tensors by name: lookups, reservations and removals.
 
-use super::call_each::UNANSWERED_WITH_DESCRIPTORS_MAX;
 use super::client_store::ClientStore;
 use super::publication::Allocation;
+use super::session::UNANSWERED_WITH_DESCRIPTORS_MAX;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
 use cotensor_store::backend::UnpublishedTensor;

@@ -8,12 +8,10 @@ use cotensor_core::sync::lock;
 use cotensor_core::waiting::{WaitReport, Waiting};
 use cotensor_core::{Error, ErrorKind, Result};
 use serde::Serialize;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// The most calls whose answers [`Connection::call_each`] has not read: neither end has to keep more.
-const PIPELINE_MAX: usize = 128;
 
 impl Connection {
     /// Calls a method with descriptors. Returns its result and descriptors.
@@ -52,28 +50,33 @@ impl Connection {
         Ok(Some((result_of::<M>(response)?, fds)))
     }
 
-    /// Calls a method with each of `params`, in one round trip for 128 of them: all requests are sent before the first
-    /// answer is read. The results are in the order of `params`.
+    /// Calls a method with each of `params`. Up to `unanswered_max` requests, at least one, are sent before the first answer is read, and then
+    /// one for each answer: as many calls take one round trip. The results are in the order of `params`.
     ///
     /// # Errors
-    /// Each as [`call`](Self::call); the time-out is that of a round trip.
+    /// Each as [`call`](Self::call); the time-out is that of all together.
     pub fn call_each<M: Method>(
         &self,
         params: &[M::Params],
+        unanswered_max: usize,
         timeout: Duration,
     ) -> Vec<Result<(M::Result, Vec<OwnedFd>)>> {
-        let describe = || self.describe(M::NAME);
-        let mut results = Vec::with_capacity(params.len());
-        for params in params.chunks(PIPELINE_MAX) {
+        let (describe, deadline) = (|| self.describe(M::NAME), WaitLimit::after(Some(timeout)).deadline);
+        let (mut unanswered, mut results) = (VecDeque::new(), Vec::with_capacity(params.len()));
+        let mut params = params.iter();
+        loop {
             let waiting = Waiting::new(&describe);
-            let limit = WaitLimit::after(Some(timeout)).reported(&waiting);
-            let sent: Vec<_> = params.iter().map(|params| self.send_call::<M>(params, Vec::new(), &limit)).collect();
-            results.extend(sent.into_iter().map(|call| {
-                let (response, fds) = self.answer_to(call?, &limit)?;
-                Ok((result_of::<M>(response)?, fds))
-            }));
+            let limit = WaitLimit { deadline, ..WaitLimit::default() }.reported(&waiting);
+            let next = if unanswered.len() < unanswered_max.max(1) { params.next() } else { None };
+            if let Some(params) = next {
+                unanswered.push_back(self.send_call::<M>(params, Vec::new(), &limit));
+            } else if let Some(call) = unanswered.pop_front() {
+                let answer = call.and_then(|call| self.answer_to(call, &limit));
+                results.push(answer.and_then(|(response, fds)| Ok((result_of::<M>(response)?, fds))));
+            } else {
+                return results;
+            }
         }
-        results
     }
 
     /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the
