@@ -1,6 +1,6 @@
 //! Channels between processes: frames, policies, limits, and the ends of producers, readers and daemons.
 
-use crate::support::processes::{Processes, signal};
+use crate::support::processes::{Processes, signal, start_test};
 use crate::support::{Running, until};
 use cotensor_client::protocol as p;
 use cotensor_client::{Channel, ChannelPolicy, ChannelReader, ChannelSpec, ClientStore, Frame};
@@ -9,9 +9,8 @@ use cotensor_memory::{ChannelFiles, ChannelWriter};
 use cotensor_store::StoreReports;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -373,15 +372,7 @@ fn child() {
 }
 
 fn start(socket: &Path, role: &str) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["channels::child", "--exact", "--ignored", "--nocapture"])
-        .env(SOCKET, format!("{}\n{role}", socket.display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap() == "ready"), "the child ended");
-    child
+    start_test("channels::child", [(SOCKET, format!("{}\n{role}", socket.display()))], |line| line == "ready")
 }
 
 #[test]

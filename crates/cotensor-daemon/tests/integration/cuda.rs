@@ -1,6 +1,6 @@
 //! Tensors in the memory of CUDA devices, on a fake driver: kills, failures and budgets.
 
-use crate::support::processes::{Processes, content, settles_empty, signal};
+use crate::support::processes::{Processes, content, settles_empty, signal, start_test};
 use crate::support::{Running, spec, until};
 use cotensor_client::ClientStore;
 use cotensor_core::{Device, ErrorKind, Memory};
@@ -8,9 +8,9 @@ use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS};
 use cotensor_memory::{CudaDriver, CudaMemory, DRIVER_VARIABLE};
 use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
 use rustix::process::Signal;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,18 +108,15 @@ fn child() {
 
 /// Starts [`child`], and waits until it has done `step`.
 pub(crate) fn start(processes: &Processes, fake: &FakeCuda, step: &str) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "cuda::child", "--nocapture"])
-        .env(SOCKET, &processes.socket)
-        .env(LIBRARY, fake.library())
-        .env(DRIVER_VARIABLE, fake.library())
-        .env(STEP, step)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line == "reached"), "{step} was not reached");
-    child
+    let library = fake.library();
+    let socket = processes.socket.as_os_str();
+    let variables = [
+        (SOCKET, socket),
+        (LIBRARY, library.as_os_str()),
+        (DRIVER_VARIABLE, library.as_os_str()),
+        (STEP, step.as_ref()),
+    ];
+    start_test("cuda::child", variables, |line| line == "reached")
 }
 
 pub(crate) fn kill(mut child: Child) {

@@ -1,7 +1,7 @@
 //! Copies of a published tensor on a device that programs share: programs that are killed at each step, on a simulated device and on a
 //! fake driver.
 
-use crate::support::processes::{Processes, content, settles_empty, signal};
+use crate::support::processes::{Processes, content, settles_empty, signal, start_test};
 use crate::support::{spec, until};
 use cotensor_client::ClientStore;
 use cotensor_core::{Device, Memory};
@@ -10,10 +10,10 @@ use cotensor_memory::SimulatedMemory;
 use cotensor_sharing::ResidentCopy;
 use cotensor_store::{Claim, ComputationStore, CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
 use rustix::process::Signal;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,17 +107,9 @@ impl Machine {
     /// Starts [`child`], and waits until it has done `step`.
     fn child(&self, step: &str) -> Child {
         let library = self.fake.as_ref().map(FakeCuda::library).unwrap_or_default();
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "resident::child", "--nocapture"])
-            .env(SOCKET, &self.processes.socket)
-            .env(LIBRARY, library)
-            .env(STEP, step)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        assert!(lines.any(|line| line == "reached"), "{step} was not reached");
-        child
+        let variables =
+            [(SOCKET, self.processes.socket.as_os_str()), (LIBRARY, library.as_os_str()), (STEP, step.as_ref())];
+        start_test("resident::child", variables, |line| line == "reached")
     }
 
     /// Bytes of the device that the store counts.

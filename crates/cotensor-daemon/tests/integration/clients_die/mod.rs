@@ -5,14 +5,14 @@ mod raw;
 mod steps;
 mod survivor;
 
-use crate::support::processes::{Processes, content, settles_empty, signal};
+use crate::support::processes::{Processes, content, settles_empty, signal, start_test};
 use crate::support::until;
 use cotensor_core::{ContentHash, DType};
 use cotensor_store::{BlobSource, BlobSpec, Key, TensorStore};
 use rustix::process::Signal;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 use survivor::{Counters, Survivor};
 
@@ -81,16 +81,11 @@ fn child() {
 
 /// Starts a client and waits until it reaches `step`. `on_line` gets each line that it prints.
 fn start(processes: &Processes, step: &str, on_line: impl Fn(&str)) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "clients_die::child", "--nocapture"])
-        .envs([(SOCKET, processes.socket.to_str().unwrap()), (STEP, step)])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let reached = lines.inspect(|line| on_line(line)).any(|line| line == "reached");
-    assert!(reached, "{step} was not reached");
-    child
+    let variables = [(SOCKET, processes.socket.to_str().unwrap()), (STEP, step)];
+    start_test("clients_die::child", variables, |line| {
+        on_line(&line);
+        line == "reached"
+    })
 }
 
 /// Kills a client at each of `steps`. Then all counters return to their former values, and the survivor keeps its

@@ -7,9 +7,10 @@ use cotensor_daemon::testing::WAIT_TIMEOUT;
 use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -180,6 +181,23 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
         fields.next() != Some("Z") && fields.next() == Some(&parent.to_string())
     };
     pids.filter(child).collect()
+}
+
+/// Runs a test that the others ignore, as a process with `variables`. Waits until it prints a line that `is_ready`, which gets each line.
+pub(crate) fn start_test<V: AsRef<OsStr>>(
+    test: &str,
+    variables: impl IntoIterator<Item = (&'static str, V)>,
+    is_ready: impl FnMut(String) -> bool,
+) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", test, "--nocapture"])
+        .envs(variables)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(is_ready), "{test} ended before it was ready");
+    child
 }
 
 pub(crate) fn signal(pid: u32, signal: Signal) {

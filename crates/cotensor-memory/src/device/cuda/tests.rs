@@ -78,11 +78,17 @@ impl Library {
     }
 }
 
-#[test]
-fn work_of_other_libraries_ends_before_publication_and_before_the_end() {
+/// A driver that no other test uses, and the memory of its first device.
+fn started() -> (FakeCuda, Arc<CudaDriver>, CudaMemory) {
     let fake = FakeCuda::start().unwrap();
     let driver = CudaDriver::load(&fake.library()).unwrap();
     let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    (fake, driver, memory)
+}
+
+#[test]
+fn work_of_other_libraries_ends_before_publication_and_before_the_end() {
+    let (fake, driver, memory) = started();
     let library = Library::open(&driver);
     let written = memory.reserve(100).unwrap();
     library.fill(written.device_address().unwrap(), 7, 100);
@@ -109,9 +115,7 @@ fn work_of_other_libraries_ends_before_publication_and_before_the_end() {
 
 #[test]
 fn forked_process_has_errors_and_frees_nothing() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (fake, driver, memory) = started();
     let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
     let fd = segment.fd().unwrap().try_clone_to_owned().unwrap();
     // SAFETY: the child allocates memory, which glibc supports after a fork, takes no lock of another thread, and ends.
@@ -143,9 +147,7 @@ fn forked_process_has_errors_and_frees_nothing() {
 
 #[test]
 fn published_memory_is_mapped_read_only() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (_fake, _, memory) = started();
     let made = memory.reserve(100).unwrap().freeze().unwrap();
     let fd = made.fd().unwrap().try_clone_to_owned().unwrap();
     let found = memory.import(fd, 100, MemoryKind::Device).unwrap();
@@ -162,9 +164,7 @@ fn published_memory_is_mapped_read_only() {
 
 #[test]
 fn capture_of_another_library_is_not_disturbed() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (fake, driver, memory) = started();
     let library = Library::open(&driver);
     let captured = library.begin_capture();
     let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
@@ -178,9 +178,7 @@ fn capture_of_another_library_is_not_disturbed() {
 
 #[test]
 fn memory_stays_mapped_where_the_end_of_work_is_unknown() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (fake, driver, memory) = started();
     let library = Library::open(&driver);
     let (published, reserved) = (memory.reserve(100).unwrap().freeze().unwrap(), memory.reserve(100).unwrap());
     let mut target = [0xFF; 100];
@@ -208,9 +206,7 @@ fn memory_stays_mapped_where_the_end_of_work_is_unknown() {
 
 #[test]
 fn range_of_a_slab_is_used_again_after_the_work_that_reads_it() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (_fake, driver, memory) = started();
     let library = Library::open(&driver);
     let slab = memory.create_slab(2 << 20).unwrap();
     let made = slab.copy_of(&[7; 100]).unwrap().freeze().unwrap();
@@ -229,9 +225,7 @@ fn range_of_a_slab_is_used_again_after_the_work_that_reads_it() {
 
 #[test]
 fn range_of_a_slab_stays_where_the_end_of_work_is_unknown() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (_fake, driver, memory) = started();
     let library = Library::open(&driver);
     let slab = memory.create_slab(2 << 20).unwrap();
     let made = slab.copy_of(&[7; 100]).unwrap().freeze().unwrap();
@@ -250,9 +244,7 @@ fn range_of_a_slab_stays_where_the_end_of_work_is_unknown() {
 
 #[test]
 fn published_range_is_mapped_read_only() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (_fake, _, memory) = started();
     let slab = memory.create_slab(2 << 20).unwrap();
     let made = slab.copy_of(&[7; 100]).unwrap().freeze().unwrap();
     let found = memory.import(slab.fd().try_clone_to_owned().unwrap(), 2 << 20, MemoryKind::Slab).unwrap();
@@ -266,9 +258,7 @@ fn published_range_is_mapped_read_only() {
 
 #[test]
 fn reset_of_another_library_is_a_lost_context() {
-    let fake = FakeCuda::start().unwrap();
-    let driver = CudaDriver::load(&fake.library()).unwrap();
-    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    let (fake, driver, memory) = started();
     let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
     segment.device_address().unwrap();
     Library::open(&driver).reset();
