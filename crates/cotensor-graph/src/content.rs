@@ -13,12 +13,11 @@ impl Weight {
     pub fn fill(&self, stored: &[u8], target: &mut [u8]) {
         let source = &self.source;
         let size = source.dtype.size_bytes();
-        if !source.repacks.is_empty() {
-            let repacked = Repack::all(&source.repacks, stored);
+        if let Some((last, before)) = source.repacks.split_last() {
             if source.dtype == self.dtype {
-                target.copy_from_slice(&repacked);
+                last.fill(&Repack::all(before, stored), target);
             } else {
-                to_f32(source.dtype, &repacked, target);
+                to_f32(source.dtype, &Repack::all(&source.repacks, stored), target);
             }
             return;
         }

@@ -1,5 +1,7 @@
 //! What loading makes of stored codes, scales and zero points: the forms that engines multiply.
 
+use std::borrow::Cow;
+
 /// A step from stored bytes to those that an engine reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repack {
@@ -81,21 +83,22 @@ impl Repack {
     ///
     /// # Panics
     /// When the length does not fit.
-    pub(crate) fn all(steps: &[Self], stored: &[u8]) -> Vec<u8> {
-        let mut bytes = stored.to_vec();
+    pub(crate) fn all<'s>(steps: &[Self], stored: &'s [u8]) -> Cow<'s, [u8]> {
+        let mut bytes = Cow::Borrowed(stored);
         for step in steps {
-            if let Self::Flipped { mask } = step {
-                bytes.iter_mut().for_each(|byte| *byte ^= mask);
-            } else {
-                let mut next = vec![0; step.len(bytes.len())];
-                step.fill(&bytes, &mut next);
-                bytes = next;
-            }
+            let mut next = vec![0; step.len(bytes.len())];
+            step.fill(&bytes, &mut next);
+            bytes = Cow::Owned(next);
         }
         bytes
     }
 
-    fn fill(self, stored: &[u8], target: &mut [u8]) {
+    /// Fills `target` with what this step makes of stored bytes.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub(crate) fn fill(self, stored: &[u8], target: &mut [u8]) {
+        assert_eq!(target.len(), self.len(stored.len()), "the bytes of {self:?}");
         match self {
             Self::Widened { bits: 2, .. } => widen_pairs(stored, target, 8 - 2),
             Self::Widened { group, .. } => {
@@ -198,7 +201,7 @@ mod tests {
         let steps = [Repack::Turned { rows: 2, columns: 3, width: 2 }, Repack::Repeated { width: 2, times: 2 }];
         let stored: Vec<u8> = (0..12).collect();
         let wanted = [0, 1, 0, 1, 6, 7, 6, 7, 2, 3, 2, 3, 8, 9, 8, 9, 4, 5, 4, 5, 10, 11, 10, 11];
-        assert_eq!(Repack::all(&steps, &stored), wanted);
+        assert_eq!(*Repack::all(&steps, &stored), wanted);
         let many: Vec<u8> = (0..70 * 33).map(|at| (at % 251) as u8).collect();
         let turned = Repack::all(&[Repack::Turned { rows: 70, columns: 33, width: 1 }], &many);
         assert!((0..70 * 33).all(|at| turned[at % 33 * 70 + at / 33] == many[at]));

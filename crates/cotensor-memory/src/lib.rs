@@ -1,4 +1,4 @@
-//! Host memory that processes share: sealed memfds, slabs, mapped cache files, and the pack cache on top of them.
+//! Memory that processes share: sealed memfds, slabs, mapped cache files, the pack cache on top of them, and memory of devices.
 //!
 //! | module | contents |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of local stores |
 //! | `channel` | frames that one process writes again and again, and others read |
 //! | `pack_cache` | the on-disk cache of weights |
-//! | `device` | memory of GPUs and of simulated devices |
+//! | `device` | memory of GPUs and of simulated devices; what programs take of GPUs |
 //! | `testing` (feature) | limits that sandboxes set |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!

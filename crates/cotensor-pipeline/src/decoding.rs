@@ -91,12 +91,12 @@ pub struct WritingConfig {
 }
 
 impl WritingConfig {
-    /// Reads the parameters by `open`.
+    /// The parameters of a model for a task.
     ///
     /// # Errors
-    /// Those of `open`, and as [`GenerationConfig::with_timestamps`].
-    pub fn open(open: impl Fn() -> Result<GenerationConfig>) -> Result<Self> {
-        Ok(Self { plain: open()?, timed: open()?.with_timestamps()? })
+    /// As [`GenerationConfig::with_timestamps`].
+    pub fn new(plain: GenerationConfig) -> Result<Self> {
+        Ok(Self { timed: plain.with_timestamps()?, plain })
     }
 }
 

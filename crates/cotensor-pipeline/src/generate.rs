@@ -66,7 +66,7 @@ async fn generate<H: Host>(host: &mut H, task: &DecoderTask<'_>) -> Result<(Answ
 fn prompt<H: Host>(host: &mut H, task: &DecoderTask<'_>, text: &str, tokenizer: &TextProcessor) -> Result<Vec<i64>> {
     let image = image_token(&task.model)?.map(|token| token_text(tokenizer, token));
     let chat = (task.user.chat, task.chat_option);
-    let prompt = prompt_of(text, image.as_deref(), chat, &task.model, || task.chat.clone())?;
+    let prompt = prompt_of(text, image.as_deref(), chat, &task.model, &task.chat)?;
     let (ids, is_cut) = host.tokens(&prompt.text, prompt.is_plain)?;
     if prompt.is_chat && is_cut { Err(cut_message()) } else { Ok(ids) }
 }

@@ -14,8 +14,8 @@ pub struct DecoderTask<'a> {
     pub model: ModelConfig<'a>,
     /// The parameters by which it writes.
     pub config: &'a WritingConfig,
-    /// The model's chat template, if it has one.
-    pub chat: Result<Option<&'a ChatTemplate>>,
+    /// Gives the model's chat template, if it has one. Called when a chat is wanted.
+    pub chat: Box<dyn Fn() -> Result<Option<&'a ChatTemplate>> + 'a>,
     /// The task.
     pub task: &'static Task,
     /// The stages of the task, in the form in which the model has its decoder.

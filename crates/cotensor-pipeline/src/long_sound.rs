@@ -66,11 +66,6 @@ impl<'a> LongSound<'a> {
         Ok((!self.windows.is_done()).then_some(&mut self.windows))
     }
 
-    /// Whether the whole sound fits one window, although its header states more. Known after [`window`](Self::window).
-    pub fn is_short(&self) -> bool {
-        self.windows.is_short()
-    }
-
     fn fill(&mut self) -> Result<()> {
         while !self.windows.is_full() && !self.ended {
             if self.rest.is_empty() {

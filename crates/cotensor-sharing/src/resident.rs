@@ -199,7 +199,9 @@ mod tests {
         let (store, _) = store(1000);
         let (source, holder) = (publish(&store, &[1; 100]), store.holder("user"));
         let copy = copy(&source, 0..100);
-        let Claim::Compute(ticket) = store.claim(&copy.key(), &holder).unwrap() else { panic!("nobody has copied") };
+        let Claim::Compute(ticket) = store.claim(&copy.key(), &holder).unwrap() else {
+            panic!("the store has no copy yet")
+        };
         assert!(copy.find(&*store, &holder).unwrap().is_none());
         assert_eq!(copy.lease(&*store, &holder, Duration::ZERO).err().unwrap().kind(), ErrorKind::TimedOut);
         ticket.abandon();
@@ -212,7 +214,9 @@ mod tests {
         let (store, _) = store(1000);
         let (source, holder) = (publish(&store, &[1; 100]), store.holder("user"));
         let copy = copy(&source, 0..100);
-        let Claim::Compute(ticket) = store.claim(&copy.key(), &holder).unwrap() else { panic!("nobody has copied") };
+        let Claim::Compute(ticket) = store.claim(&copy.key(), &holder).unwrap() else {
+            panic!("the store has no copy yet")
+        };
         let other = store.reserve(TensorSpec::new("other", DType::U8, &[99]).on(DEVICE), &holder).unwrap();
         let _other = ticket.publish(vec![other]).unwrap();
         assert_eq!(copy.lease(&*store, &holder, WAIT).err().unwrap().kind(), ErrorKind::Corrupt);

@@ -25,10 +25,18 @@ pub(crate) fn cuda_memory(device: Device) -> Result<Option<&'static CudaMemory>,
     CudaMemory::installed()?.iter().find(|memory| memory.device() == device).map(Some).ok_or_else(missing)
 }
 
+/// The memory of the CUDA device that libraries of this process call `number`, if there is such a one.
+///
+/// # Errors
+/// As [`CudaMemory::installed`].
+pub(crate) fn cuda_memory_of(number: u32) -> Result<Option<&'static CudaMemory>, Error> {
+    Ok(CudaMemory::installed()?.iter().find(|memory| memory.ordinal() == number))
+}
+
 /// The name in a store, ``cuda:N``, of the CUDA device that libraries of this process call ``number``.
 #[pyfunction]
 pub(crate) fn cuda_device(py: Python<'_>, number: u32) -> PyResult<String> {
-    let found = py.detach(CudaMemory::installed).or_raise(py)?.iter().find(|memory| memory.ordinal() == number);
+    let found = py.detach(|| cuda_memory_of(number)).or_raise(py)?;
     let missing =
         || raise(py, &Error::unsupported(format!("this process has no CUDA device {number} that a store can use")));
     found.map(|memory| memory.device().to_string()).ok_or_else(missing)

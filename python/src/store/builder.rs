@@ -3,12 +3,9 @@
 use super::pickle::Reduced;
 use super::tensor::Tensor;
 use crate::args;
-use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
-use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
-use crate::export::device::{
-    Wanted, check_torch_cuda, cuda_array_interface, cuda_memory, device_pointer, dl_device as dl_device_of, on_device,
-};
+use crate::export::buffer::{Buffer, KeepAlive};
+use crate::export::device::{check_torch_cuda, device_pointer, on_device};
 use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
 use crate::import::source::SourceArray;
@@ -17,8 +14,8 @@ use crate::process::ProcessLocal;
 use crate::release::release_later;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::sync::lock;
-use cotensor_core::{Device, Layout, Memory as _, SegmentMut};
-use cotensor_memory::{CudaMemory, ForeignMemfd};
+use cotensor_core::{Device, Layout};
+use cotensor_memory::ForeignMemfd;
 use cotensor_store::{CopyReason, Expected, Reservation, TensorId};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
@@ -26,7 +23,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyDict, PyTuple};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// An unpublished tensor, which only this process can access. Write it in place: ``numpy.asarray(builder)``,
@@ -42,22 +39,22 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// the process that made it publishes it.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct TensorBuilder {
-    name: String,
-    layout: Layout,
-    memory: Arc<Memory>,
+    pub(super) name: String,
+    pub(super) layout: Layout,
+    pub(super) memory: Arc<Memory>,
     /// `None` in a process that only helps to fill it.
     store: Option<ProcessLocal<Arc<dyn Store>>>,
 }
 
 /// The memory that the arrays of a builder show.
-struct Memory {
+pub(super) struct Memory {
     address: NonNull<u8>,
-    device: Device,
+    pub(super) device: Device,
     state: Mutex<BuilderState>,
     /// Keeps the address valid in every state. Taken by the drop only.
     pin: Option<KeepAlive>,
     /// Whether a consumer has the address, whose work on the device may write it.
-    is_lent: AtomicBool,
+    pub(super) is_lent: AtomicBool,
 }
 
 impl Drop for Memory {
@@ -194,7 +191,7 @@ impl TensorBuilder {
     }
 
     /// Lets `write` write the unpublished tensor. No lock is held meanwhile: other threads read the state.
-    fn writing<T>(
+    pub(super) fn writing<T>(
         &self,
         py: Python<'_>,
         write: impl FnOnce(Python<'_>, &mut Reservation) -> PyResult<T>,
@@ -206,26 +203,13 @@ impl TensorBuilder {
         outcome
     }
 
-    /// The memory of the CUDA device that has the tensor; none of the host.
-    fn cuda(&self) -> Result<Option<&'static CudaMemory>, Error> {
-        cuda_memory(self.memory.device)
-    }
-
-    fn buffer(&self) -> Result<Buffer, Error> {
+    pub(super) fn buffer(&self) -> Result<Buffer, Error> {
         let (address, layout) = (self.memory.address, self.layout.clone());
         let keep = Arc::clone(&self.memory) as KeepAlive;
         Ok(match self.cuda()? {
             None => Buffer::writable(address, layout, keep),
             Some(memory) => Buffer::on_device(address, layout, keep, on_device(memory)),
         })
-    }
-
-    /// Gives the address to a consumer. A later one waits for the work of the earlier ones, whose streams are not known.
-    fn lend(&self, py: Python<'_>, memory: Option<&CudaMemory>) -> PyResult<()> {
-        match memory.filter(|_| self.memory.is_lent.swap(true, Ordering::Relaxed)) {
-            Some(memory) => py.detach(|| memory.wait()).or_raise(py),
-            None => Ok(()),
-        }
     }
 
     /// The memory, if the host can write it.
@@ -337,27 +321,6 @@ impl TensorBuilder {
         })
     }
 
-    /// Copies bytes of the memory's GPU into the memory, after the work of this process there: from the byte ``offset`` on, ``nbytes``
-    /// bytes at an address of the GPU, for each part. :meth:`record_copy` counts them.
-    fn _copy_parts(&self, py: Python<'_>, parts: Vec<(usize, u64, usize)>) -> PyResult<()> {
-        let host = || raise(py, &Error::unsupported(format!("{}: the memory is not on a GPU", self.name)));
-        let memory = self.cuda().or_raise(py)?.ok_or_else(host)?;
-        let copy = |target: &mut dyn SegmentMut, start: usize| {
-            memory.wait()?;
-            for (offset, address, len) in parts.into_iter().filter(|(.., len)| *len > 0) {
-                if CudaMemory::of_address(address)?.device() != memory.device() {
-                    let message = format!("{address:#x} is not an address of {}", memory.device());
-                    return Err(Error::invalid(message));
-                }
-                // SAFETY: the caller has a tensor with these bytes, and waits for this call.
-                let source = unsafe { memory.bytes_at(address, len) };
-                source.copy_to(target, start.saturating_add(offset))?;
-            }
-            Ok(())
-        };
-        self.writing(py, |py, reservation| py.detach(|| reservation.write_part(copy)).or_raise(py))
-    }
-
     /// Counts ``nbytes`` bytes that the caller copied into the memory through an array.
     fn record_copy(&self, py: Python<'_>, nbytes: usize) -> PyResult<()> {
         let counted = match &*self.state() {
@@ -421,43 +384,6 @@ impl TensorBuilder {
             return Err(PyAttributeError::new_err(message));
         }
         self.buffer().or_raise(py)?.interface(py)
-    }
-
-    /// Only of a tensor on a CUDA device.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let memory = self.cuda().or_raise(py)?;
-        let interface = cuda_array_interface(py, memory, &self.layout, || self.buffer().or_raise(py), false)?;
-        self.lend(py, memory)?;
-        Ok(interface)
-    }
-
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Py<PyAny>> {
-        let buffer = self.buffer().or_raise(py)?;
-        let request = match self.cuda().or_raise(py)? {
-            None => DlpackRequest::new(stream, max_version, dl_device, copy)?,
-            Some(memory) => {
-                let wanted = Wanted::of(dl_device_of(memory), stream, dl_device, copy)?;
-                let is_unordered = stream.is_some_and(|stream| stream.extract::<i64>().is_ok_and(|id| id == -1));
-                if wanted == Wanted::Shared && !is_unordered {
-                    self.lend(py, Some(memory))?;
-                }
-                DlpackRequest { max_version, copy: wanted != Wanted::Shared }
-            }
-        };
-        request.of_unpublished(py, buffer)
-    }
-
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        Ok(self.cuda().or_raise(py)?.map_or(HOST, |memory| dl_device_of(memory).pair()))
     }
 
     /// The descriptor of the memory, which the builder keeps open until it is published or discarded.

@@ -7,6 +7,7 @@ mod claim;
 mod connection;
 mod copy_out;
 pub(crate) mod daemon;
+mod device_builder;
 mod device_tensor;
 mod group;
 pub(crate) mod holder;

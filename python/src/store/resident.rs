@@ -3,6 +3,7 @@
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, KeepAlive};
+use crate::export::device::cuda_memory_of;
 use crate::export::private_pages::PrivatePages;
 use crate::export::tensor_mapping;
 use crate::held_lease::HeldLease;
@@ -11,7 +12,7 @@ use crate::process::ProcessLocal;
 use crate::release::after_releases;
 use cotensor::{Error, Store};
 use cotensor_core::{Device, Memory};
-use cotensor_memory::{CudaMemory, SimulatedMemory};
+use cotensor_memory::SimulatedMemory;
 use cotensor_sharing::ResidentCopy;
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub(crate) struct ResidentCopies {
 /// `Unsupported` for a device whose memory stores do not have.
 fn device_of(kind: &str, ordinal: u32) -> Result<Device, Error> {
     let found = match kind {
-        "cuda" => CudaMemory::installed()?.iter().find(|memory| memory.ordinal() == ordinal).map(Memory::device),
+        "cuda" => cuda_memory_of(ordinal)?.map(Memory::device),
         "simulated" => {
             SimulatedMemory::all().map(|memory| memory.device()).find(|device| *device == Device::Fake(ordinal))
         }

@@ -33,7 +33,7 @@ impl Generation {
     #[wasm_bindgen(constructor)]
     pub fn new(files: &ConfigFiles, family: &ModelFamily, task: &str) -> Result<Generation> {
         let found = find_json(files, FILE)?;
-        let config = WritingConfig::open(|| GenerationConfig::of(&family.config(), found.as_ref(), task))?;
+        let config = WritingConfig::new(GenerationConfig::of(&family.config(), found.as_ref(), task)?)?;
         let (task, family, chat) = (family.def().task(task)?, Rc::new(family.clone()), ChatTemplate::open(files));
         Ok(Self(Rc::new(Parameters { config, family, task, chat })))
     }
@@ -72,7 +72,7 @@ impl Generation {
             let task = DecoderTask {
                 model: family.config(),
                 config,
-                chat: chat.as_ref().map(Option::as_ref).map_err(Clone::clone),
+                chat: Box::new(|| chat.as_ref().map(Option::as_ref).map_err(Clone::clone)),
                 task,
                 roles: family.roles(task),
                 user: &user,

@@ -158,7 +158,7 @@ methods! { METHODS:
     Optimize "store.optimize": Empty => Report;
     /// Counts copies that a client made, by reason.
     RecordCopies "store.record_copies": CopiesParams => Empty;
-    /// Records the memory of calls that a client keeps ready.
+    /// Records the memory that a client keeps ready beside its blocks.
     RecordReady "store.record_ready": ReadyParams => Empty;
 
     /// Lists the open sessions with their leases.

@@ -37,14 +37,12 @@ impl ReadyMemory {
     /// Gives up memory until at most [`UNUSED_BYTES_MAX`] bytes are unused, what was used least recently first.
     pub(super) fn bound(&self, now: Instant) {
         let parts: Vec<_> = lock(&self.parts).iter().filter_map(Weak::upgrade).collect();
-        loop {
-            let unused: Vec<_> = parts.iter().map(|part| part.unused(now)).collect();
-            if unused.iter().map(|unused| unused.bytes).sum::<usize>() <= UNUSED_BYTES_MAX {
-                return;
-            }
-            let oldest = unused.iter().zip(&parts).filter_map(|(unused, part)| Some((unused.since?, part)));
-            let Some((_, part)) = oldest.min_by_key(|(since, _)| *since) else { return };
-            part.give_up_oldest();
+        let mut unused: Vec<_> = parts.iter().map(|part| part.unused(now)).collect();
+        while unused.iter().map(|unused| unused.bytes).sum::<usize>() > UNUSED_BYTES_MAX {
+            let oldest = unused.iter().enumerate().filter_map(|(at, unused)| Some((unused.since?, at)));
+            let Some((_, at)) = oldest.min() else { return };
+            parts[at].give_up_oldest();
+            unused[at] = parts[at].unused(now);
         }
     }
 

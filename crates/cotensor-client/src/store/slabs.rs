@@ -25,7 +25,7 @@ const SLAB_BYTES_MAX: usize = 4 << 20;
 pub(super) struct Slabs {
     slabs: Mutex<OpenSlabs>,
     freed: FreedRanges,
-    /// The thread that gives idle blocks back.
+    /// The thread that gives idle blocks, and idle slabs on devices, back.
     pub(super) gives_back: GiveBack,
     /// What makes the next block of a series.
     pub(super) next_block: NextBlock,
@@ -295,8 +295,11 @@ impl OpenSlab {
 
 /// `len` rounded up to whole units of a slab on `device`, at least one: pages of the host, else what the device allocates.
 pub(super) fn whole_units(device: Device, len: usize) -> usize {
-    let unit = device.allocated_bytes(1).max(if device.is_host() { page_size() as u64 } else { 1 });
-    len.max(1).next_multiple_of(usize::try_from(unit).unwrap_or(usize::MAX))
+    let len = len.max(1);
+    if device.is_host() {
+        return len.next_multiple_of(page_size());
+    }
+    usize::try_from(device.allocated_bytes(len as u64)).unwrap_or(usize::MAX)
 }
 
 fn closed_block((number, block): (u64, Slab)) -> (u64, Arc<dyn SlabMemory>) {

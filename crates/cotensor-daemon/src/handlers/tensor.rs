@@ -2,7 +2,7 @@
 
 use super::report::count_copies;
 use crate::dispatch::{Answer, Caller, NOTHING, Reply};
-use crate::state::segment::{Part, SlabFile, SlabOwner, Slabs, inode, own_segment};
+use crate::state::segment::{Part, Slab, SlabFile, SlabOwner, inode, own_segment};
 use crate::state::session::{Granted, Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
     self as p, CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams,
@@ -106,7 +106,8 @@ fn open_device_slab(
             (own, caller.daemon.store.charge_segment(device, bytes)?)
         }
     };
-    let slab = Slabs::open_on_device(file, &share, owner)?;
+    // Always a new one: see `Slabs`.
+    let slab = Arc::new(Slab::new(Arc::new(file.fd.into()), file.len, share.charge())?);
     let entry = SlabEntry::Shared { slab: Arc::clone(&slab), _share: share, _charge: own };
     let number = caller.lock().add_slab(entry);
     slab.belongs(owner, number);

@@ -64,7 +64,7 @@ impl<'w> MadeTensors<'w> {
             let shape = dims.iter().map(|&dim| usize::try_from(dim).ok()).collect::<Option<_>>()?;
             self.weights.push(Weight { name: name.clone(), dtype, shape, source });
         } else {
-            tensor.raw_data = Some(RefCell::new(Repack::all(steps, &tensor_bytes(stored))));
+            tensor.raw_data = Some(RefCell::new(Repack::all(steps, &tensor_bytes(stored)).into_owned()));
             tensor.data_type = match codes {
                 Some(DType::I8) => Some(DataType::INT8),
                 Some(_) => Some(DataType::UINT8),

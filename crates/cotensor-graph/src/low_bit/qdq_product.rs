@@ -244,6 +244,6 @@ mod tests {
         let matrix = matrix([64, 2], Spread::Blocks { axis: 0, size: 32 });
         let reader = Reader { matrix: &matrix, used: Use { is_transposed: true, is_table: false } };
         let steps = Grouping { group: 16, ..Grouping::of(&reader).unwrap() }.spread(matrix.spread, 1);
-        assert_eq!(Repack::all(&steps, &[1, 2, 3, 4]), [1, 1, 3, 3, 2, 2, 4, 4]);
+        assert_eq!(*Repack::all(&steps, &[1, 2, 3, 4]), [1, 1, 3, 3, 2, 2, 4, 4]);
     }
 }

@@ -1,6 +1,6 @@
 //! The products by codes that an engine multiplies as they are.
 
-use crate::coded_product::{Shape, Zeros, bias};
+use crate::coded_product::{Shape, Zeros, bias, has_products};
 use crate::onnx::Graph;
 use crate::proto::integer;
 use rten_onnx::onnx::NodeProto;
@@ -63,7 +63,7 @@ impl Graph {
     /// sums, with equal results. Matrices that `DequantizeLinear` makes of constants become codes first.
     pub fn fit_codes(&mut self, rules: &CodeRules) {
         self.without_dequantized(rules);
-        if self.has_codes() {
+        if has_products(self.graph()) {
             self.widen_sums(rules);
             self.without_zero_points(rules);
             self.fit_widths(rules);

@@ -12,8 +12,6 @@ const TENSORS: usize = 3;
 pub struct CodedProduct {
     /// The name of the node.
     pub node: String,
-    /// Whether the file has the operator `MatMulNBits`.
-    pub is_operator: bool,
     /// Whether it has indices of groups, so that these are not columns one after the other.
     pub has_order: bool,
     /// The names of its codes, scales and zero points; no zero points for a node without these.
@@ -31,31 +29,35 @@ pub struct CodedProduct {
 impl Graph {
     /// The products by codes of this graph and its subgraphs.
     pub fn coded_products(&self) -> Vec<CodedProduct> {
-        let mut found = Vec::new();
-        visit_nodes(self.graph(), &mut |node| {
-            let Some(Ok(shape)) = is_product(node).then(|| Shape::of(node)) else { return };
-            let tensors = node.input.iter().skip(1).take(TENSORS);
-            found.push(CodedProduct {
-                node: node.name.clone().unwrap_or_default(),
-                is_operator: true,
-                has_order: given(node, GROUP_INDICES).is_some(),
-                tensors: tensors.filter(|name| !name.is_empty()).cloned().collect(),
-                bits: shape.bits,
-                group: shape.group,
-                rows: shape.rows,
-                columns: shape.groups.saturating_mul(shape.group),
-            });
-        });
+        let mut found = self.operator_products();
         self.visit_dequantized(&mut |node, matrix, grouping| {
             found.push(CodedProduct {
                 node: node.name.clone().unwrap_or_default(),
-                is_operator: false,
                 has_order: false,
                 tensors: matrix.names().cloned().collect(),
                 bits: matrix.bits(),
                 group: grouping.group,
                 rows: grouping.rows,
                 columns: grouping.columns,
+            });
+        });
+        found
+    }
+
+    /// Those that are the operator `MatMulNBits`.
+    pub fn operator_products(&self) -> Vec<CodedProduct> {
+        let mut found = Vec::new();
+        visit_nodes(self.graph(), &mut |node| {
+            let Some(Ok(shape)) = is_product(node).then(|| Shape::of(node)) else { return };
+            let tensors = node.input.iter().skip(1).take(TENSORS);
+            found.push(CodedProduct {
+                node: node.name.clone().unwrap_or_default(),
+                has_order: given(node, GROUP_INDICES).is_some(),
+                tensors: tensors.filter(|name| !name.is_empty()).cloned().collect(),
+                bits: shape.bits,
+                group: shape.group,
+                rows: shape.rows,
+                columns: shape.groups.saturating_mul(shape.group),
             });
         });
         found

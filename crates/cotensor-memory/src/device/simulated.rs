@@ -42,9 +42,9 @@ impl SimulatedMemory {
         self.live_bytes.load(Ordering::SeqCst)
     }
 
-    fn segment(&self, file: File, len: usize) -> FakeSegment {
+    fn segment(&self, file: File, len: usize) -> SimulatedSegment {
         self.live_bytes.fetch_add(len, Ordering::SeqCst);
-        FakeSegment { file, len, memory: self.clone() }
+        SimulatedSegment { file, len, memory: self.clone() }
     }
 }
 
@@ -77,19 +77,19 @@ impl Memory for SimulatedMemory {
     }
 }
 
-struct FakeSegment {
+struct SimulatedSegment {
     file: File,
     len: usize,
     memory: SimulatedMemory,
 }
 
-impl Drop for FakeSegment {
+impl Drop for SimulatedSegment {
     fn drop(&mut self) {
         self.memory.live_bytes.fetch_sub(self.len, Ordering::SeqCst);
     }
 }
 
-impl SegmentMut for FakeSegment {
+impl SegmentMut for SimulatedSegment {
     fn len(&self) -> usize {
         self.len
     }
@@ -113,7 +113,7 @@ impl SegmentMut for FakeSegment {
     }
 }
 
-impl Segment for FakeSegment {
+impl Segment for SimulatedSegment {
     fn len(&self) -> usize {
         self.len
     }

@@ -176,12 +176,7 @@ impl FreeBlocks {
 
     /// Drops one memfd of exactly `capacity` bytes that is the next of a series.
     pub(super) fn remove_next(&self, capacity: usize) {
-        let mut is_found = false;
-        self.drop_each(|block| {
-            let is_out = !is_found && block.kept == Kept::Next && block.memfd.capacity() == capacity;
-            is_found |= is_out;
-            is_out
-        });
+        self.drop_first(|block| block.kept == Kept::Next && block.memfd.capacity() == capacity);
     }
 
     /// The memfds that were left unpublished.
@@ -191,14 +186,9 @@ impl FreeBlocks {
 
     /// Drops the one of them that was used least recently.
     pub(super) fn give_up_oldest(&self) {
-        let mut oldest = self.unused().since;
-        self.drop_each(|block| {
-            let is_out = oldest.is_some() && block.unused_since() == oldest;
-            if is_out {
-                oldest = None;
-            }
-            is_out
-        });
+        if let Some(oldest) = self.unused().since {
+            self.drop_first(|block| block.unused_since() == Some(oldest));
+        }
     }
 
     /// Drops memfds that were left unpublished some seconds ago. Whether others of them are there.
@@ -212,6 +202,15 @@ impl FreeBlocks {
             self.gives_back.end();
         }
         is_left
+    }
+
+    fn drop_first(&self, is_meant: impl Fn(&Block) -> bool) {
+        let mut is_found = false;
+        self.drop_each(|block| {
+            let is_out = !is_found && is_meant(block);
+            is_found |= is_out;
+            is_out
+        });
     }
 
     fn drop_each(&self, mut is_out: impl FnMut(&Block) -> bool) {

@@ -1,4 +1,4 @@
-//! The thread of a producer that gives idle blocks back.
+//! The thread of a process that gives idle memory back: blocks, slabs, and memfds of a pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ pub struct GiveBack(Arc<AtomicBool>);
 
 impl GiveBack {
     /// Starts the thread, unless it runs. It calls `round` after each `interval`, until that returns false. Before it does so, `round` calls
-    /// [`end`](Self::end) under the lock of the blocks, so that the next block starts another thread.
+    /// [`end`](Self::end) under the lock of the memory, so that the next use starts another thread.
     pub fn start(&self, interval: Duration, round: impl Fn() -> bool + Send + 'static) {
         if self.0.swap(true, Ordering::Relaxed) {
             return;
@@ -22,7 +22,7 @@ impl GiveBack {
             }
         };
         if std::thread::Builder::new().name("cotensor-blocks".to_owned()).spawn(rounds).is_err() {
-            // The next block tries again.
+            // The next use tries again.
             self.end();
         }
     }

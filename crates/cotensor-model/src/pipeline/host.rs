@@ -31,9 +31,9 @@ pub(super) struct Host<'h, 'm> {
 /// The parameters by which a model writes.
 ///
 /// # Errors
-/// As [`Model::generation`] and [`WritingConfig::open`].
+/// As [`Model::generation`] and [`WritingConfig::new`].
 pub(super) fn writing_config(model: &Model, task: &str) -> Result<WritingConfig> {
-    WritingConfig::open(|| model.generation(task))
+    WritingConfig::new(model.generation(task)?)
 }
 
 /// A task that a decoder answers. `text` is what it continues.
@@ -47,9 +47,8 @@ pub(super) fn decoder_task<'a>(
     (user, chat_option): (&'a User, &'a str),
     text: Option<String>,
 ) -> Result<DecoderTask<'a>> {
-    let chat = if task.prompt { model.chat() } else { Ok(None) };
-    let (model, roles) = (model.model_config(), model.roles(task)?);
-    Ok(DecoderTask { model, config, chat, task, roles, user, chat_option, text })
+    let (chat, roles) = (Box::new(|| model.chat()), model.roles(task)?);
+    Ok(DecoderTask { model: model.model_config(), config, chat, task, roles, user, chat_option, text })
 }
 
 /// The answer of a task that a decoder gives.

@@ -190,7 +190,7 @@ pub struct MatrixReport {
 }
 
 impl MatrixReport {
-    /// The number of elements, which a damaged report may have too large for an integer.
+    /// The number of elements.
     pub(crate) fn elements(&self) -> f64 {
         self.rows as f64 * self.columns as f64
     }

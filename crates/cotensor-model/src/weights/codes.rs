@@ -1,7 +1,7 @@
 //! What the tensors of quantized weights say about them: metadata of the blobs.
 
 use crate::graph::{Graph, Weight};
-use crate::quantized::{GraphReport, MatrixReport, OutputErrors, WeightsOrigin, measured};
+use crate::quantized::{GraphReport, OutputErrors, WeightsOrigin, measured};
 use cotensor_store::METADATA_BYTES_MAX;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -78,8 +78,7 @@ impl StoredCodes {
                 outputs: report.map(|report| report.errors),
                 weights: report.and_then(|report| report.weights),
             };
-            let MatrixReport { rows, columns, .. } = matrix;
-            found.add(&weights, &parts, *rows as f64 * *columns as f64, metadata);
+            found.add(&weights, &parts, matrix.elements(), metadata);
         }
         for product in graph.coded_products() {
             let mut parts = product.tensors;

@@ -155,7 +155,7 @@ fn without_room_for_derived_files_the_store_has_the_weights() {
     }
 }
 
-/// onnxruntime expands codes of the store for each run: another engine is better, and one that was chosen is told of.
+/// onnxruntime expands codes of the store for each run: another engine is better, and a notice names the reason where the program chose this one.
 #[test]
 fn without_room_for_packed_codes_another_engine_runs_the_graph() {
     for takes_weights in [false, true] {

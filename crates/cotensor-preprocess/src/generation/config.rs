@@ -39,6 +39,7 @@ const UNAPPLIED_IF_SET: &[&str] = &[
 
 /// The generation parameters of a model: generation_config.json, or config.json if the model has no such file, with the
 /// parameters that config.json has for a task.
+#[derive(Clone)]
 pub struct GenerationConfig {
     values: Map<String, Value>,
     file: PathBuf,
@@ -141,14 +142,13 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// `Invalid` for a value that is neither a token id nor a number of steps.
-    pub fn with_timestamps(mut self) -> Result<Option<(Self, Timestamps)>> {
+    pub fn with_timestamps(&self) -> Result<Option<(Self, Timestamps)>> {
         let Some(none) = self.token("no_timestamps_token_id")? else { return Ok(None) };
         let end = self.tokens("eos_token_id")?.first().copied();
         let end = end.ok_or_else(|| self.invalid("eos_token_id", "a token id is required"))?;
         let initial_max = self.length("max_initial_timestamp_index")?.and_then(|most| i64::try_from(most).ok());
         let timestamps = Timestamps { begin: none.saturating_add(1), none, end, initial_max };
-        self.timestamps = Some(timestamps);
-        Ok(Some((self, timestamps)))
+        Ok(Some((Self { timestamps: Some(timestamps), ..self.clone() }, timestamps)))
     }
 
     /// A number.

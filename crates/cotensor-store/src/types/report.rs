@@ -46,7 +46,7 @@ pub struct Stats {
     #[cfg_attr(feature = "serde", serde(default))]
     pub metadata_bytes: u64,
     /// Bytes of memory that producers keep for their next tensors, and both ends of connections for calls. No budget counts it, and it is
-    /// given back within ten seconds, but for slabs of small tensors of open connections.
+    /// given back within ten seconds, but for memory that the program has prefaulted, and slabs of connections whose other end does not close them.
     #[cfg_attr(feature = "serde", serde(default))]
     pub ready_bytes: u64,
     /// The bytes that the published tensors in memory would take if each holder had a copy of its own.

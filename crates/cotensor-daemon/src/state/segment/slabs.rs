@@ -32,7 +32,7 @@ impl Slabs {
     /// Opens a slab for `owner`: a new one, or one whose former session has ended.
     ///
     /// # Errors
-    /// `Conflict` while another session has it; `Unsupported` and `Refused` as [`Slab::new`]; `OverBudget`.
+    /// `Conflict` while another session has it; `Refused` as [`Slab::new`]; `OverBudget`.
     pub(crate) fn open(
         &self,
         store: &LocalStore,
@@ -50,20 +50,6 @@ impl Slabs {
         check_no_holes(slab.fd(), len)?;
         self.add(inode, &slab, owner)?;
         Ok((slab, share))
-    }
-
-    /// Opens a slab on a device for `owner`: always a new one. `share` counts it.
-    ///
-    /// # Errors
-    /// As [`Slab::new`].
-    pub(crate) fn open_on_device(
-        file: SlabFile,
-        share: &SegmentCharge,
-        owner: &Arc<dyn SlabOwner>,
-    ) -> Result<Arc<Slab>> {
-        let slab = Arc::new(Slab::new(Arc::new(file.fd.into()), file.len, share.charge())?);
-        slab.belongs(owner, 0);
-        Ok(slab)
     }
 
     /// Opens a block for `owner`, as [`open`](Self::open) does a slab.

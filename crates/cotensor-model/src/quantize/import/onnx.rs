@@ -34,7 +34,7 @@ impl OnnxFile {
             stamps.push((file.clone(), self::stamp(file)?));
         }
         let (mut products, mut parameters, mut known) = (Vec::new(), Vec::new(), HashSet::new());
-        for product in graph.coded_products().into_iter().filter(|product| product.is_operator) {
+        for product in graph.operator_products() {
             let Some(codes) = product.tensors.first().cloned() else { continue };
             let stem = stem(&product, &codes);
             if is_kept(&codes) || is_kept(&name_of(&stem)) || !known.insert(codes.clone()) {
