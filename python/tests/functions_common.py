@@ -112,11 +112,11 @@ def run(code: str, *arguments: str, **options: Any) -> str:
     return out
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until `condition` is true."""
+def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Waits until `condition` is true; `what` names it in the error."""
     end = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < end, "the condition is still false"
+        assert time.monotonic() < end, f"still false: {what}"
         time.sleep(0.01)
 
 

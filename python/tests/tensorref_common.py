@@ -1,6 +1,11 @@
-"""A small model for the tests of `cotensor.tensorref`, and its inputs."""
+"""A small model for the tests of `cotensor.tensorref`, its inputs, and programs with references."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,3 +49,21 @@ def runs_as_on_host(make, program, strategy, half):
             assert one == other
             continue
         torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)
+
+
+#: Importing the module changes torch, so that a program of its own does it.
+_START = """
+import torchTensorRef
+import torch
+"""
+
+
+def run_with_references(program):
+    """Runs a program in a process of its own. Returns its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A file, because TorchScript reads the source.
+        path = Path(folder) / "program.py"
+        path.write_text(_START + program)
+        ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout

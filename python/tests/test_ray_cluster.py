@@ -11,7 +11,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from ray.cluster_utils import Cluster  # noqa: E402
-from ray_common import daemon, until  # noqa: E402
+from ray_common import agent_pid, daemon, until  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.ray  # noqa: E402
@@ -343,7 +343,7 @@ def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far
     opened, socket = ray.get(made), str(cotensor.ray.store().socket)
     before = daemon(socket)
     node = ray.get_runtime_context().get_node_id()
-    agent = ray.get(running_agent(node).__ray_call__.remote(lambda agent: os.getpid()))
+    agent = agent_pid(node)
     # A put waits 1 s for a daemon. The agent, which looks every 5 s, must not start one in this second.
     os.kill(agent, signal.SIGSTOP)
     try:

@@ -12,7 +12,7 @@ ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
-from ray_common import cluster_of, counts, nothing_is_kept, until  # noqa: E402
+from ray_common import agent_pid, cluster_of, counts, nothing_is_kept, until  # noqa: E402
 
 import cotensor.ray  # noqa: E402
 from cotensor import (  # noqa: E402
@@ -237,7 +237,7 @@ def test_ends_of_providers_agents_and_nodes_name_function_and_node(client, provi
     while_it_runs(lambda: ray.kill(running_agent(node), no_restart=False))
     provider_is_back(client, "h.where", node)
     # An agent that does not answer counts as ended.
-    agent = ray.get(running_agent(node).__ray_call__.remote(lambda agent: os.getpid()))
+    agent = agent_pid(node)
     while_it_runs(lambda: os.kill(agent, signal.SIGSTOP))
     os.kill(agent, signal.SIGCONT)
     # Another node takes calls that have not begun.

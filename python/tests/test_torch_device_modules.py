@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import serving
 from device_common import Machine
-from test_device_tensors import Program
+from device_programs_common import Program, run
 
 from cotensor.errors import UnsupportedError
 
@@ -18,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from cotensor.torch.transformers.patches import wanted_device  # noqa: E402
 
-PROGRAMS = Path(__file__).with_name("torch_device_programs.py")
+PROGRAMS = "torch_device_programs.py"
 
 ALONE = [
     "module_is_one_tensor_on_its_device",
@@ -33,9 +31,7 @@ ALONE = [
 @pytest.mark.parametrize("program", ALONE)
 def test_process_with_a_module_on_a_gpu(program: str, tmp_path: Path) -> None:
     with serving("--max-device-memory=cuda:0=64MiB") as daemon:
-        command = [sys.executable, str(PROGRAMS), program, str(daemon.socket)]
-        ended = subprocess.run(command, env=Machine(tmp_path).environment(), capture_output=True, text=True)
-    assert ended.returncode == 0 and ended.stdout.endswith("done\n"), ended.stdout + ended.stderr
+        run(PROGRAMS, program, daemon, Machine(tmp_path).environment())
 
 
 @pytest.mark.parametrize(
@@ -62,8 +58,8 @@ def test_other_device_maps_are_refused(device_map: Any) -> None:
 def test_attached_module_outlives_its_publisher(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     with serving("--max-device-memory=cuda:0=64MiB") as daemon:
-        producer = Program("publishes", daemon, machine, "published", PROGRAMS)
-        consumer = Program("attaches", daemon, machine, "attached", PROGRAMS)
+        producer = Program(PROGRAMS, "publishes", daemon, machine, "published")
+        consumer = Program(PROGRAMS, "attaches", daemon, machine, "attached")
         producer.kill()
         consumer.go_on()
         consumer.reaches("read again")

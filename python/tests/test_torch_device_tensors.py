@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Iterator
 
 import pytest
 from conftest import serving
 from device_common import Machine
+from device_programs_common import run
 
 import cotensor
 
 torch = pytest.importorskip("torch")
-
-PROGRAMS = Path(__file__).with_name("device_programs.py")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch has CUDA here")
 @pytest.mark.parametrize("program", ["torch_without_cuda", "torch_has_the_device_of_an_array_as_current_one"])
 def test_pytorch_without_cuda(program: str, tmp_path: Path) -> None:
     with serving("--max-device-memory=cuda:0=64MiB") as daemon:
-        command = [sys.executable, str(PROGRAMS), program, str(daemon.socket)]
-        ended = subprocess.run(command, env=Machine(tmp_path).environment(), capture_output=True, text=True)
-    assert ended.returncode == 0 and ended.stdout.endswith("done\n"), ended.stdout + ended.stderr
+        run("device_programs.py", program, daemon, Machine(tmp_path).environment())
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no CUDA here")

@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from conftest import command, serving
+from functions_common import until
+from tensorref_programs_common import programs as programs_of
 
 torch = pytest.importorskip("torch")
 
@@ -21,54 +20,12 @@ from cotensor.tensorref import offload, simulated_device  # noqa: E402
 
 #: A layer has 257 KiB; 16 layers have 4112 KiB.
 MEMORY = 4 << 20
-#: Far longer than any step takes.
-TIMEOUT = 60.0
-
-
-class Program:
-    def __init__(self, socket, layers=16, width=256, **options):
-        program = Path(__file__).with_name("tensorref_program.py")
-        arguments = [sys.executable, str(program), str(MEMORY), str(layers), str(width), json.dumps(options)]
-        environment = {**os.environ, "COTENSOR_SOCKET": str(socket)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(arguments, text=True, env=environment, **pipes)
-        self.started = self.answer()
-
-    def answer(self):
-        line = self.process.stdout.readline()
-        assert line, "the program ended"
-        return json.loads(line)
-
-    def ask(self, text):
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def end(self):
-        counts = self.ask("end")
-        assert self.process.wait(TIMEOUT) == 0
-        return counts
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
 
 
 @contextmanager
 def programs():
-    started = []
-
-    def start(*arguments, **options):
-        started.append(Program(*arguments, **options))
-        return started[-1]
-
-    try:
-        yield start
-    finally:
-        for program in started:
-            program.kill()
+    with programs_of("tensorref_program.py") as started:
+        yield lambda socket, layers=16, width=256, **options: started(socket, MEMORY, layers, width, json.dumps(options))
 
 
 def shares(daemon):
@@ -76,13 +33,6 @@ def shares(daemon):
     found = [program for device in json.loads(text)["devices"] for program in device["programs"]]
     assert sum(program["held_bytes"] for program in found) <= MEMORY
     return found
-
-
-def until(what, done):
-    start = time.monotonic()
-    while not done():
-        assert time.monotonic() - start < TIMEOUT, what
-        time.sleep(0.01)
 
 
 def run_until(program, what, done):
@@ -94,7 +44,7 @@ def run_until(program, what, done):
         assert found[-1]["out_of_memory"] == 0
         return done(found[-1])
 
-    until(what, ran)
+    until(ran, what)
     return found[-1]
 
 
@@ -117,7 +67,7 @@ def test_programs_divide_a_device(daemon):
         assert "share_bytes" not in second.end()
         run_until(first, "all weights stay", lambda state: state["used_bytes"] > MEMORY * 3 // 4)
         assert first.end()["out_of_memory"] == 0
-    until("nobody is left", lambda: not shares(daemon))
+    until(lambda: not shares(daemon), "no program is left")
 
 
 def test_stopped_program_keeps_its_memory_and_a_killed_one_gives_it_back():
@@ -134,11 +84,11 @@ def test_stopped_program_keeps_its_memory_and_a_killed_one_gives_it_back():
         run_until(first, "both are busy", lambda state: second.ask("run 3") and state["share_bytes"] == MEMORY // 2)
         # A new server finds both, and gives no memory twice.
         os.kill(daemon.info["server"], signal.SIGKILL)
-        until("both have joined again", lambda: len(shares(daemon)) == 2)
+        until(lambda: len(shares(daemon)) == 2, "both have joined again")
         # In the middle of its work.
         first.process.stdin.write("run 100000\n")
         first.process.stdin.flush()
-        until("the first is busy", lambda: shares(daemon)[0]["busy"])
+        until(lambda: shares(daemon)[0]["busy"], "the first is busy")
         first.kill()
         run_until(second, "the memory returns", lambda state: state["share_bytes"] == MEMORY)
         daemon.stop()

@@ -223,7 +223,8 @@ def test_random_numbers_of_the_device_have_a_state(strategy):
 
 @pytest.mark.parametrize("strategy", [None, "genoa", "flow"])
 def test_streams_of_the_simulated_device_are_errors(strategy):
-    """It has one order of operations, which PyTorch calls the stream 0. What asks for more is told so."""
+    """It has one order of operations, which PyTorch calls the stream 0. PyTorch raises an error for all other
+    functions of streams."""
     model = mlp(1)
     with offload(model, "simulated", strategy=strategy) if strategy else contextlib.nullcontext():
         model(X)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from references_common import run  # noqa: E402
+from tensorref_common import run_with_references  # noqa: E402
 
 MEMORY = """
 from cotensor.tensorref.simulated.memory import MEMORIES
@@ -15,7 +15,7 @@ memory = MEMORIES[0]
 
 
 def test_the_document():
-    out = run("""
+    out = run_with_references("""
 torchTensorRef.tensorsManager.device = "simulated"
 hi = torch.rand(2, 3)
 assert isinstance(hi, torch.Tensor) and isinstance(hi, torch.TensorRef)
@@ -33,7 +33,7 @@ print(hi)
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_operations_run_on_the_device(strategy):
-    run(f"""{MEMORY}
+    run_with_references(f"""{MEMORY}
 manager = torchTensorRef.tensorsManager
 manager.strategy = {strategy!r}
 a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3)
@@ -57,7 +57,7 @@ assert sum(manager.devices().values()) > 0 and any(ref is a for ref in manager.t
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_a_factory_with_a_device_writes_to_a_result(strategy):
     """The program names the CPU, and is not told that its results are elsewhere."""
-    run(f"""
+    run_with_references(f"""
 torchTensorRef.tensorsManager.device = "simulated"
 torchTensorRef.tensorsManager.strategy = {strategy!r}
 start, end = torch.tensor(1.0), torch.tensor(3.0)
@@ -70,7 +70,7 @@ assert out.tolist() == expected.tolist() == [1.0, 1.5, 2.0, 2.5, 3.0]
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_a_network_trains(strategy):
-    run(f"""{MEMORY}
+    run_with_references(f"""{MEMORY}
 import copy
 torchTensorRef.eject()
 torch.manual_seed(0)
@@ -114,7 +114,7 @@ assert session.stats()["copies"] > 0 or session.tensors.results_on_host, "parame
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_operations_that_rebind_memory(strategy):
-    run(f"torchTensorRef.tensorsManager.strategy = {strategy!r}" + """
+    run_with_references(f"torchTensorRef.tensorsManager.strategy = {strategy!r}" + """
 import copy, io, pickle
 torchTensorRef.tensorsManager.device = "simulated"
 x = torch.arange(4.0)
@@ -147,7 +147,7 @@ assert packed.data.shape == (5, 1)
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_gradients_and_modes_of_code_in_cpp(strategy):
-    run(f"""
+    run_with_references(f"""
 from torch.utils.checkpoint import checkpoint
 torchTensorRef.tensorsManager.strategy = {strategy!r}
 torchTensorRef.tensorsManager.device = "simulated"
@@ -178,7 +178,7 @@ torch.export.export(torch.nn.Linear(3, 2), (torch.ones(3),))
 
 
 def test_move_that_would_part_tensors_is_refused():
-    run("""
+    run_with_references("""
 import cotensor
 def refused(function):
     try:
@@ -214,7 +214,7 @@ assert weight.grad.tolist() == [5, 5]
 
 
 def test_modules_of_references_are_published():
-    run("""
+    run_with_references("""
 import cotensor, cotensor.torch
 torchTensorRef.tensorsManager.device = "simulated"
 one, other, x = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2), torch.ones(3)
@@ -228,7 +228,7 @@ with cotensor.Store() as store:
 
 
 def test_eject_and_missing_device():
-    run("""
+    run_with_references("""
 ref = torch.ones(2)
 try:
     ref.toGPU()

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from references_common import run  # noqa: E402
+from tensorref_common import run_with_references  # noqa: E402
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["genoa", "flow"])
 START = """
@@ -17,7 +17,7 @@ torchTensorRef.tensorsManager.device = "simulated"
 
 @STRATEGIES
 def test_a_module_is_exported(strategy):
-    run(START.format(strategy=strategy) + """
+    run_with_references(START.format(strategy=strategy) + """
 module, x = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()), torch.ones(1, 3)
 want = module(x).tolist()
 for strict in (False, True):
@@ -30,7 +30,7 @@ assert module(x).tolist() == want, "the session goes on"
 
 @STRATEGIES
 def test_sequences_of_several_lengths(strategy):
-    run(START.format(strategy=strategy) + """
+    run_with_references(START.format(strategy=strategy) + """
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pack_sequence
 torch.manual_seed(0)
 layer, x = torch.nn.RNN(2, 4, batch_first=True), torch.rand(2, 3, 2)
@@ -54,7 +54,7 @@ assert outputs() == on_device
 
 @STRATEGIES
 def test_moved_references_are_pickled_and_copied(strategy):
-    run(START.format(strategy=strategy) + """
+    run_with_references(START.format(strategy=strategy) + """
 import copy, io, pickle
 import cotensor
 x = torch.arange(4.0)
@@ -95,7 +95,7 @@ for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
 
 @STRATEGIES
 def test_scripted_functions_of_references(strategy):
-    run(START.format(strategy=strategy) + """
+    run_with_references(START.format(strategy=strategy) + """
 def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x * y).relu() + 1
 script = torch.jit.script(scaled)

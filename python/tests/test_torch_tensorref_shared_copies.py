@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import subprocess
-import sys
-import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from conftest import command, serving
+from functions_common import until
+from tensorref_programs_common import programs
 
 torch = pytest.importorskip("torch")
 
@@ -25,73 +23,27 @@ LAYERS, WIDTH = 8, 128
 LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
 WEIGHTS_BYTES = LAYERS * LAYER_BYTES
 DEVICE_BYTES = 4 << 20
-#: Far longer than any step takes.
-TIMEOUT = 60.0
-
-
-class Program:
-    def __init__(self, socket, memory, options):
-        program = Path(__file__).with_name("tensorref_shared_program.py")
-        arguments = [sys.executable, str(program), str(LAYERS), str(WIDTH), json.dumps({"memory": memory}), json.dumps(options)]
-        environment = {**os.environ, "COTENSOR_SOCKET": str(socket)}
-        self.process = subprocess.Popen(
-            arguments, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.started = self.answer()
-
-    def answer(self):
-        line = self.process.stdout.readline()
-        assert line, "the program ended"
-        return json.loads(line)
-
-    def ask(self, text):
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def end(self):
-        counts = self.ask("end")
-        assert self.process.wait(TIMEOUT) == 0
-        return counts
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
 
 
 @contextmanager
 def published(limit_bytes):
     """A daemon with memory on the simulated device that has the model, a store, and a function that starts a program."""
-    started = []
     with serving("--max-device-memory", f"fake:0={limit_bytes}B") as daemon, daemon.connect() as store:
         torch.manual_seed(0)
         model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
         cotensor.torch.publish(model, "net", store, attach=False)
+        with programs("tensorref_shared_program.py") as started:
 
-        def start(memory=DEVICE_BYTES, **options):
-            started.append(Program(daemon.socket, memory, options))
-            return started[-1]
+            def start(memory=DEVICE_BYTES, **options):
+                return started(daemon.socket, LAYERS, WIDTH, json.dumps({"memory": memory}), json.dumps(options))
 
-        try:
             yield daemon, store, start
-        finally:
-            for program in started:
-                program.kill()
 
 
 def on_device(store):
     """The number of the store's tensors on the device, and their bytes."""
     found = next(device for device in store.get_stats()["devices"] if device["device"] == "fake:0")
     return found["tensors"], found["memory_usage_bytes"]
-
-
-def until(what, done):
-    start = time.monotonic()
-    while not done():
-        assert time.monotonic() - start < TIMEOUT, what
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("strategy", ["lru", "flow"])
@@ -116,7 +68,7 @@ def test_programs_hold_each_resident_weight_once(strategy):
         assert second.ask("run 3")["copied_bytes"] == 0
         assert on_device(store) == (2 * LAYERS, WEIGHTS_BYTES)
         assert second.end()["shared_bytes"] == 0
-        until("the memory is free", lambda: on_device(store) == (0, 0))
+        until(lambda: on_device(store) == (0, 0), "the memory is free")
 
 
 def test_a_program_that_writes_a_weight_changes_no_other_program():
@@ -128,7 +80,7 @@ def test_a_program_that_writes_a_weight_changes_no_other_program():
         assert state["shared_bytes"] < state["used_bytes"] == WEIGHTS_BYTES
         assert reader.ask("run 2")["shared_bytes"] == WEIGHTS_BYTES
         reader.end()
-        until("the written weight leaves", lambda: on_device(store)[1] == state["shared_bytes"])
+        until(lambda: on_device(store)[1] == state["shared_bytes"], "the written weight leaves")
         # A later program gets the published values.
         later = start(strategy="lru")
         assert later.ask("run 1")["copied_bytes"] == WEIGHTS_BYTES - state["shared_bytes"]
@@ -144,7 +96,7 @@ def test_a_program_killed_after_a_copy_leaves_no_memory():
         first.kill()
         assert second.ask("run 2")["copied_bytes"] == WEIGHTS_BYTES - WIDTH * WIDTH * 4
         second.kill()
-        until("the memory is free", lambda: on_device(store) == (0, 0))
+        until(lambda: on_device(store) == (0, 0), "the memory is free")
 
 
 def test_programs_share_what_the_store_has_room_for():
@@ -162,7 +114,7 @@ def test_programs_share_what_the_store_has_room_for():
                 assert 0 < on_device(store)[1] <= room
         for program in programs:
             program.end()
-        until("the memory is free", lambda: on_device(store) == (0, 0))
+        until(lambda: on_device(store) == (0, 0), "the memory is free")
 
 
 @pytest.fixture
@@ -201,7 +153,7 @@ def test_operations_that_write_statistics_get_copies_of_their_own(here, strategy
     assert all(torch.equal(one, two) for one, two in zip(model.buffers(), plain.buffers()))
     with torch.no_grad():
         assert torch.equal(shown, normalizing().eval()(x)), "the other module has the published statistics"
-    until("the memory is free", lambda: on_device(here) == (0, 0))
+    until(lambda: on_device(here) == (0, 0), "the memory is free")
 
 
 def test_weights_of_a_known_address_and_small_memory_stay_equal(here):
@@ -216,7 +168,7 @@ def test_weights_of_a_known_address_and_small_memory_stay_equal(here):
                 assert torch.equal(model(x).cpu(), expected)
                 shared = session.stats()["shared_bytes"]
                 assert 0 < shared <= 3000
-                until("the evicted copies are free", lambda: on_device(here)[1] == shared)  # noqa: B023 - called at once
+                until(lambda: on_device(here)[1] == shared, "the evicted copies are free")  # noqa: B023 - called at once
             assert session.stats()["evictions"] > 0
             (mover,) = session.movers
             copied = [weight for weight in mover.weights.all if weight.copy is not None]
@@ -226,7 +178,7 @@ def test_weights_of_a_known_address_and_small_memory_stay_equal(here):
             changed = model(x).cpu()
             assert not torch.equal(changed, expected)
             session.invalidate()
-            until("the memory is free", lambda: on_device(here) == (0, 0))
+            until(lambda: on_device(here) == (0, 0), "the memory is free")
         assert torch.equal(changed, model(x))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import tempfile
 from typing import List
 
@@ -12,7 +11,7 @@ import device_common as devices
 import pytest
 import torch
 from device_common import Driver
-from device_programs import machine, step
+from device_programs_common import machine, main, step
 from functions_common import until
 from torch_device_common import OnDevice, bytes_of, elements, fill, to_device
 
@@ -214,6 +213,4 @@ def attaches(store: cotensor.Store) -> None:
 
 
 if __name__ == "__main__":
-    with cotensor.connect(sys.argv[2]) as opened:
-        globals()[sys.argv[1]](opened)
-    print("done", flush=True)
+    main(globals())

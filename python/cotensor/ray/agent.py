@@ -20,7 +20,7 @@ from .arrival import Readable
 from .calls import CALLS_MAX, Callee, Outcome
 from .files import OpenFile
 from .folders import remove_ended
-from .handle import COPY_PREFIX, Handle, Id, Spec, copy_name, leased
+from .handle import COPY_PREFIX, Handle, Id, Spec, leased, own_name
 from .holdings import Holdings
 from .model_folders import Answer, ModelFolders, Wanted
 from .models import Described
@@ -335,7 +335,7 @@ class Agent:
         described.check_device(f"{name} of node {node}")
 
         def target() -> TensorTarget:
-            return TensorTarget(described.builder(self._store, copy_name(), keep=True))
+            return TensorTarget(described.builder(self._store, own_name(COPY_PREFIX), keep=True))
 
         copy = self._pulls.pull((node, (id_[0], id_[1])), token, name, target)
         try:

@@ -14,21 +14,14 @@ Form = Literal["tensor", "numpy", "torch"]
 Id = Tuple[int, int]
 #: Names of tensors in handles and of values of calls, which no other node looks for.
 OWN_PREFIX = "ray/"
-
-
 #: Names of copies of tensors in handles. A copy stays in its store without a lease, so that one of a node that has ended can be
 #: read.
 COPY_PREFIX = f"{OWN_PREFIX}copy/"
 
 
-def copy_name() -> str:
-    """A new name of a copy of a tensor in a handle."""
-    return f"{COPY_PREFIX}{uuid.uuid4().hex}"
-
-
-def own_name() -> str:
-    """A new name of a tensor in a handle, or of a value of a call."""
-    return f"{OWN_PREFIX}{uuid.uuid4().hex}"
+def own_name(prefix: str = OWN_PREFIX) -> str:
+    """A new name of a tensor in a handle, of a value of a call, or with :data:`COPY_PREFIX` of a copy."""
+    return f"{prefix}{uuid.uuid4().hex}"
 
 
 class Spec(NamedTuple):

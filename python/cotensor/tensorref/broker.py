@@ -10,8 +10,8 @@ from typing import Optional, Tuple
 from .. import _native
 from ..errors import CotensorError, NoDaemonError, OverBudgetError, UnsupportedError
 from ..functions import lifecycle
-from .identity import identity
 from .mover import Mover
+from .shared_copies import identity
 from .threads import Thread
 
 #: Reports are sent at most this often. The daemon takes a program without reports for idle after five seconds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 from torch._C import _len_torch_function_stack
@@ -24,6 +24,10 @@ class Function:
         self.takes_lengths = self.name in TAKE_LENGTHS
         self.saves_early = self.name in SAVES_EARLY
         self.is_operator = isinstance(func, torch._ops.OpOverload)
+
+    def written(self, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
+        """The arguments that a call writes, perhaps without a new version, such as statistics."""
+        return written_by(self.call, args, kwargs) if self.may_write else []
 
 
 #: Handles the calls of functions of one kind.
@@ -60,8 +64,7 @@ class Calls:
 
     def run(self, function: Function, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
         """Calls a function of the program; None: its tensors may be on any device."""
-        statistics = written_by(function.call, args, kwargs) if function.may_write else ()
-        return self.with_memory(function.call, args, kwargs, device, statistics)
+        return self.with_memory(function.call, args, kwargs, device, function.written(args, kwargs))
 
     def with_memory(
         self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device], statistics: Sequence[torch.Tensor] = ()

@@ -13,7 +13,7 @@ from .gathering import devices_of
 from .gradients import in_backward
 from .host_tensors import HostTensors
 from .on_host import OnHost
-from .operations import Kind, lengths_of, written_by
+from .operations import Kind, lengths_of
 from .simulated.tensor import raw_storage
 from .views import is_new
 
@@ -154,6 +154,6 @@ class Computing:
             uses.pop(id(tensor), None)
         self._tensors.weights_of(uses)
         result = self._host.run(function, args, kwargs, None)
-        for tensor in (*targets, *written_by(function.call, args, kwargs)):
+        for tensor in (*targets, *function.written(args, kwargs)):
             self._tensors.changed(tensor)
         return result

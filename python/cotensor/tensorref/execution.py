@@ -16,7 +16,6 @@ from .host_tensors import HostTensors
 from .mover import Mover
 from .on_device import OnDevice
 from .on_host import OnHost
-from .operations import written_by
 from .weights import Weight
 
 #: Times of an operation that are measured with a synchronized device.
@@ -93,7 +92,7 @@ class Execution:
         started = time.perf_counter_ns()
         if not on_device:
             result = self._host.run(function, args, kwargs, mover)
-            for tensor in written_by(function.call, args, kwargs):
+            for tensor in function.written(args, kwargs):
                 self._tensors.changed(tensor)
             return result, False, time.perf_counter_ns() - started
         try:
@@ -113,7 +112,7 @@ class Execution:
         several operations reads."""
         if self._devices.runs_code:
             return mover.own(weights)
-        parts = [mover.weights.part(tensor) for tensor in written_by(function.call, args, kwargs) if tensor.is_cpu]
+        parts = [mover.weights.part(tensor) for tensor in function.written(args, kwargs) if tensor.is_cpu]
         mover.own([part.weight for part in parts if part is not None])
 
     def _redirected(self, place: str) -> Mover:
@@ -129,7 +128,7 @@ class Execution:
     ) -> Tuple[Mover, bool]:
         """Where an operation runs, of several devices, and whether it is one of the division. A middleware may name it."""
         assert self._division is not None
-        targets = written(function.call, args, kwargs)
+        targets = written(function.call, args, kwargs, function.written(args, kwargs))
         for tensor in targets:
             self._division.kept.forget(tensor)
         if targets:

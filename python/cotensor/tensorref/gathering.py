@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from .arguments import Args, Kwargs, mapped, nested, tensors
-from .operations import Kind, kind_of, written_by
+from .operations import Kind, kind_of
 from .simulated.tensor import raw_storage
 
 #: Tensors of other devices, their copies for one operation, and the versions of the copies.
@@ -21,11 +21,11 @@ def devices_of(values: Any) -> Dict[torch.device, None]:
     return dict.fromkeys(found)
 
 
-def written(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
-    """The tensors of devices that an operation writes: it has to run there."""
+def written(func: Any, args: Args, kwargs: Kwargs, statistics: List[torch.Tensor]) -> List[torch.Tensor]:
+    """The tensors of devices that an operation writes, ``statistics`` among them: it has to run there."""
     out = kwargs.get("out")
     found = tensors(out) if out is not None else tensors(args[0]) if args and kind_of(func) is Kind.IN_PLACE else []
-    return [tensor for tensor in (*found, *written_by(func, args, kwargs)) if not tensor.is_cpu]
+    return [tensor for tensor in (*found, *statistics) if not tensor.is_cpu]
 
 
 class Kept:

@@ -113,6 +113,11 @@ class DeviceMemory:
         reserve = max(max(self._peaks), self._total // _RESERVED)
         return max((self._total - reserve) // step * step, 1)
 
+    def count(self, weights: Used) -> int:
+        """Notes the bytes of ``weights`` that this program does not share. Returns them."""
+        self.weights_bytes = weights.used - self.shared_bytes
+        return self.weights_bytes
+
     def measure(self, weights: Used, failed: bool = False) -> Optional[int]:
         """Notes the memory beside that of ``weights``. Returns a new budget if it may have changed.
 
@@ -125,7 +130,7 @@ class DeviceMemory:
         if now - self._read_at < _INTERVAL_SECONDS and not failed:
             return None
         self._read_at = now
-        weights_bytes = self.weights_bytes = weights.used - self.shared_bytes
+        weights_bytes = self.count(weights)
         activations = max(self.allocated() - weights_bytes, 0)
         if failed:
             # Somewhat more than now is needed.

@@ -126,7 +126,7 @@ class Mover:
         budget = self.memory.budget()
         if budget != self.driver.budget:
             self.make(self.driver.set_budget(budget))
-        self.memory.weights_bytes = self.driver.used - self.memory.shared_bytes
+        self.memory.count(self.driver)
         return self.memory.allocated() <= share and self.memory.reserved() <= share
 
     def no_memory(self) -> None:
@@ -351,4 +351,4 @@ class Mover:
         self.paths.forget()
         for weight in self.weights.all:
             self.invalidate(weight)
-        self.memory.weights_bytes = self.driver.used - self.memory.shared_bytes
+        self.memory.count(self.driver)

@@ -14,7 +14,6 @@ from .gradients import Substitution, ToDevice, as_linked, transfer, without_infe
 from .host_tensors import HostTensors
 from .mover import Mover
 from .on_host import HOST, OnHost
-from .operations import written_by
 from .simulated.tensor import raw_storage
 from .views import has_views, restored
 from .weights import Part
@@ -45,7 +44,7 @@ class OnDevice:
 
     def _with_copies(self, function: Function, args: Args, kwargs: Kwargs, uses: Uses, mover: Mover) -> Any:
         func, runs_code = function.call, self._devices.runs_code
-        statistics = written_by(func, args, kwargs) if function.may_write else []
+        statistics = function.written(args, kwargs)
         # Tensors with a tangent need no gradient.
         dual, with_gradients = forward_ad._current_level >= 0, torch.is_grad_enabled()
         operation = Substitution(function.saves_early) if with_gradients or runs_code else None

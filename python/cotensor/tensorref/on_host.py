@@ -13,7 +13,7 @@ from .gathering import written
 from .gradients import Substitution, as_linked, transfer, without_inference
 from .host_tensors import HostTensors
 from .mover import Mover
-from .operations import PACKING, written_by
+from .operations import PACKING
 
 HOST = torch.device("cpu")
 
@@ -32,7 +32,8 @@ class OnHost:
         func, device = function.call, self._devices.target if results_to is None else results_to.device
         #: Tensors of devices by their ids, with their copies and the versions of these.
         moved: Dict[int, Tuple[torch.Tensor, torch.Tensor, int]] = {}
-        statistics, targets = written_by(func, args, kwargs), written(func, args, kwargs)
+        statistics = function.written(args, kwargs)
+        targets = written(func, args, kwargs, statistics)
 
         def home(value: torch.Tensor) -> torch.Tensor:
             if value.is_cpu:

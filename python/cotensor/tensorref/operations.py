@@ -116,6 +116,7 @@ def _schemas_of(func: Any) -> List[Any]:
     return list(torch._C._jit_get_schemas_for_operator(name))
 
 
+@functools.lru_cache(maxsize=4096)
 def _statistics_of(func: Any) -> Tuple[Place, ...]:
     """The arguments of a function in :data:`WRITES`."""
     module = getattr(func, "__module__", None)

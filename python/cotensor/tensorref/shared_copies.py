@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Optional, Protocol, Sequence, Tuple
+from typing import Any, Optional, Protocol, Sequence, Tuple
 
 import torch
 
 from .._native import ResidentCopies, published_at
 from ..errors import CotensorError, OverBudgetError, TimedOutError, UnsupportedError
-from .identity import identity
+from .simulated.device import simulated_name
 from .simulated.memory import MEMORIES
 from .simulated.tensor import SimulatedTensor
 
@@ -94,6 +94,17 @@ class SharedCopies:
             return False
         memory.pool_bytes = room
         return True
+
+
+def identity(device: torch.device) -> Optional[str]:
+    """The name of a device; None if it has none."""
+    if device.type == "simulated":
+        name = simulated_name(device)
+        return None if name is None else f"simulated:{name}"
+    module: Any = torch.get_device_module(device)
+    properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else f"{device.type}:{uuid}"
 
 
 def join(device: torch.device, sources: Sequence[torch.Tensor], memory: Memory, wanted: Optional[bool]) -> Optional[SharedCopies]:

@@ -99,7 +99,7 @@ def memory_of(device: Any) -> SimulatedMemory:
 
 
 def simulated_name(device: torch.device) -> Optional[str]:
-    """The name of a device, for the broker."""
+    """The name of a device that other programs see: for the broker, and for copies that programs share."""
     return _device.name if _device.name is None or not device.index else f"{_device.name}:{device.index}"
 
 
