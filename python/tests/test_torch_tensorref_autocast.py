@@ -78,15 +78,20 @@ PLACES = pytest.mark.parametrize(("strategy", "room"), ROOMS)
 def test_dtypes_do_not_depend_on_the_budget(name, dtype, strategy, room):
     model = mlp(1).to(dtype)
     plain = mlp(1).to(dtype).to("simulated")
-    with torch.autocast("simulated", torch.bfloat16):
-        expected = outcome(OPERATIONS[name], X.to("simulated"), plain[0].weight, plain[0].bias)
-    with offload(model, "simulated", strategy=strategy, memory=room), torch.autocast("simulated", torch.bfloat16):
-        found = outcome(OPERATIONS[name], X.to("simulated"), model[0].weight, model[0].bias)
-    if isinstance(expected, str):
-        assert found == expected
-        return
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found.detach().cpu(), expected.detach().cpu(), rtol=2e-2, atol=2e-2)
+    shown = set()
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            with torch.autocast("simulated", torch.bfloat16):
+                expected = outcome(OPERATIONS[name], X.to("simulated"), plain[0].weight, plain[0].bias)
+            with offload(model, "simulated", strategy=strategy, memory=room), torch.autocast("simulated", torch.bfloat16):
+                found = outcome(OPERATIONS[name], X.to("simulated"), model[0].weight, model[0].bias)
+            if isinstance(expected, str):
+                assert found == expected
+                continue
+            assert (found.dtype, found.is_inference()) == (expected.dtype, inference)
+            torch.testing.assert_close(found.detach().cpu(), expected.detach().cpu(), rtol=2e-2, atol=2e-2)
+            shown.add(expected.dtype)
+    assert len(shown) < 2, "the rules are the same in inference mode"
 
 
 @PLACES

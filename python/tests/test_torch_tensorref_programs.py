@@ -115,7 +115,7 @@ def saved_results(model, x):
 
 def exported(model, x):
     """Exports are modules of the host, with the weights of the model."""
-    programs = [torch.export.export(model, (X,), strict=strict) for strict in (False, True)]
+    programs = [torch.export.export(model, (given,), strict=strict) for strict in (False, True) for given in (X, x)]
     assert all([tensor.is_cpu for program in programs for tensor in program.constants.values()])
     return [model(x), *[program.module()(X) for program in programs], model(x)]
 

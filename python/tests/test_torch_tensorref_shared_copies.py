@@ -131,6 +131,39 @@ def here(monkeypatch, frozen):
             simulated_device()
 
 
+def leased(session, model):
+    """The names of parameters and buffers whose copies are shared."""
+    (mover,) = session.movers
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name for name, tensor in named if mover.weights.part(tensor).weight.is_leased}
+
+
+WRITES = {
+    "option": lambda weight: torch.nn.functional.relu(weight, inplace=True),
+    "option by position": lambda weight: torch.nn.functional.hardtanh(weight, -1.0, 1.0, True),
+    "norm": lambda weight: torch.nn.functional.embedding(torch.tensor([1, 2]), weight, max_norm=0.1),
+    "list on both sides": lambda weight: torch._foreach_add_([weight, torch.ones(2, device=weight.device)], 1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_operations_that_write_a_weight_get_a_copy_of_their_own(here, name):
+    model, written = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+    cotensor.torch.publish(model, "net", here)
+    written.load_state_dict(model.state_dict())
+    x = torch.linspace(-1, 1, 16).reshape(1, 16)
+    with torch.no_grad():
+        expected = model(x)
+        with offload(model, "simulated", strategy="lru") as session:
+            assert torch.equal(model(x).cpu(), expected)
+            assert leased(session, model) == {"weight", "bias"}
+            WRITES[name](model.weight)
+            assert leased(session, model) == {"bias"}
+            found = model(x).cpu()
+        WRITES[name](written.weight)
+        assert torch.equal(found, written(x))
+
+
 def normalizing():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64))
@@ -148,6 +181,7 @@ def test_operations_that_write_statistics_get_copies_of_their_own(here, strategy
             for value in expected:
                 assert torch.equal(model(x).cpu(), value)
             assert 0 < session.stats()["shared_bytes"] or strategy == "genoa"
+            assert leased(session, model) <= {"0.weight", "0.bias", "2.weight", "2.bias"}
             other.eval()
             shown = other(x).cpu()
     assert all(torch.equal(one, two) for one, two in zip(model.buffers(), plain.buffers()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -133,3 +135,31 @@ def test_a_write_through_a_capsule_is_seen(capsule, strategy, room):
             assert (model[0].weight.cpu() == value).all()
             torch.testing.assert_close(y.cpu(), torch.nn.functional.linear(X, torch.full((16, 16), value), model[0].bias.cpu()))
     assert torch.to_dlpack is torch._C._to_dlpack, "the functions of PyTorch are back"
+
+
+@STRATEGIES
+def test_a_write_through_a_capsule_of_another_thread_is_seen(strategy):
+    model = mlp(1)
+    # The thread is older than the block, so that it is in no session.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        with offload(model, "simulated", strategy=strategy), torch.no_grad():
+            model(X.to("simulated"))
+            made = pool.submit(torch.to_dlpack, model[0].weight).result()
+            with torch._C.DisableTorchFunction():
+                torch.utils.dlpack.from_dlpack(made).fill_(2.0)
+            y = model(X.to("simulated"))
+    torch.testing.assert_close(y.cpu(), model(X).detach(), rtol=1e-5, atol=1e-5)
+
+
+@STRATEGIES
+def test_an_operator_that_writes_much_takes_no_memory_for_copies(strategy, operators, memory):
+    model, y = mlp(1), torch.full((16,), 2.0)
+    cache = torch.zeros(1 << 16, 16, device="simulated")
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        model(X.to("simulated"))
+        memory.reset()
+        before = memory.allocated_bytes
+        operators.first(cache, y.to("simulated"))
+        assert memory.peak_bytes - before < cache.nbytes
+    assert (cache.cpu() == 2).all()

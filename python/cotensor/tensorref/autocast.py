@@ -54,7 +54,7 @@ _libraries: List[Any] = []
 def register(keep: List[Any], key: str, device_type: Callable[[], str], is_here: IsHere) -> None:
     """Registers the rules for a dispatch key; they last as long as what is added to ``keep``."""
     library: Any = torch.library.Library
-    parsed = torch._C._dispatch_key_parse(key)
+    parsed = _parsed(key)
     if not torch._C._dispatch_has_backend_fallback(parsed):
         others = library("_", "IMPL", key)
         others.fallback(torch.library.fallthrough_kernel)
@@ -76,6 +76,9 @@ def as_on(device_type: str, func: Callable[..., Any], args: Any, kwargs: Any) ->
     if has_rules:
         _register_on_host()
         included, excluded = included | _key_set(_HOST), excluded - _key_set(_HOST)
+        if torch.is_inference_mode_enabled():
+            # It leaves autograd out, as kernels do. With autograd, which records nothing in this mode, kernels can be told apart.
+            included, excluded = included | _key_set("AutogradCPU"), excluded - _key_set("AutogradCPU")
     before, _local.device_type = getattr(_local, "device_type", ""), device_type
     try:
         with torch._C._ForceDispatchKeyGuard(included, excluded):
@@ -94,8 +97,13 @@ def _register_on_host() -> None:
 
 
 @functools.cache
+def _parsed(key: str) -> Any:
+    return torch._C._dispatch_key_parse(key)
+
+
+@functools.cache
 def _key_set(key: str) -> Any:
-    return _keys(torch._C._dispatch_key_parse(key))
+    return _keys(_parsed(key))
 
 
 def _rules(with_recurrent: bool) -> Iterator[Tuple[Any, _Rule]]:
@@ -116,14 +124,14 @@ def _rules(with_recurrent: bool) -> Iterator[Tuple[Any, _Rule]]:
 
 
 def _kernel(operation: Any, rule: _Rule, key: Any, device_type: Callable[[], str], is_here: IsHere) -> Callable[..., Any]:
-    own, below = _keys(key), torch._C._dispatch_keyset_full_after(key)
+    own, below, is_on_host = _keys(key), torch._C._dispatch_keyset_full_after(key), key == _parsed(_HOST)
 
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
         # No mode of the program sees the casts.
         with torch._C.DisableTorchFunction():
             on = device_type()
-            # Kernels of the simulated device run as a whole; those of others may call operations with rules.
-            in_kernel = on == "simulated" and _is_excluded(_AUTOGRAD)
+            # On the simulated device, a kernel runs as a whole; those of others may call operations with rules.
+            in_kernel = is_on_host and on == "simulated" and _is_excluded(_AUTOGRAD)
             if in_kernel or not (torch.is_autocast_enabled(on) and _has_rule(operation, on)):
                 # Without the rule; those of the operations that it consists of remain.
                 return operation.redispatch(keys & below, *args, **kwargs)

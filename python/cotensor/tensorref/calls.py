@@ -12,6 +12,9 @@ from .arguments import Args, Kwargs
 from .devices import Devices
 from .operations import SAVES_EARLY, TAKE_LENGTHS, may_write, name_of, written_by
 
+#: Tensors that an operation writes are kept, to be restored before it runs again, up to so many bytes together.
+_KEPT_BYTES_MAX = 1 << 20
+
 
 class Function:
     """A function of PyTorch or of the program, and what is known of its calls."""
@@ -42,9 +45,16 @@ def call(func: Any, args: Args, kwargs: Kwargs) -> Any:
         return func(*args, **kwargs)
 
 
+def can_repeat(written: Sequence[torch.Tensor]) -> bool:
+    """Whether a function that writes these tensors of the device is called again if it finds no memory. Copies of large ones,
+    such as the parameters of a fused optimizer, would take more memory than it needs."""
+    return sum([tensor.nbytes for tensor in written]) <= _KEPT_BYTES_MAX
+
+
 def call_once(func: Any, args: Args, kwargs: Kwargs, statistics: Sequence[torch.Tensor]) -> Any:
-    """Calls a function that is called again if it finds no memory: statistics of the device are then as before."""
-    if not statistics:
+    """Calls a function that is called again if it finds no memory and :func:`can_repeat`: ``statistics``, the tensors of the
+    device that it writes, are then as before."""
+    if not statistics or not can_repeat(statistics):
         return call(func, args, kwargs)
     kept = [(tensor, tensor.detach().clone()) for tensor in statistics]
     try:
@@ -74,6 +84,8 @@ class Calls:
             return call_once(func, args, kwargs, statistics)
         except torch.OutOfMemoryError:
             self._devices.free_all(device)
+            if not can_repeat(statistics):
+                raise
             return call(func, args, kwargs)
 
 

@@ -16,6 +16,7 @@ from .host_tensors import HostTensors
 from .mover import Mover
 from .on_device import OnDevice
 from .on_host import OnHost
+from .operations import writes_arguments
 from .weights import Weight
 
 #: Times of an operation that are measured with a synchronized device.
@@ -86,7 +87,7 @@ class Execution:
         """Runs an operation on the device of a mover if that and ``on_device`` say so, else on the host. Returns its result,
         whether it ran on the device, and its time in nanoseconds."""
         if on_device and weights:
-            if mover.shared is not None and (function.may_write or self._devices.runs_code):
+            if mover.shared is not None:
                 self._own_written(mover, function, args, kwargs, weights)
             on_device = mover.begin(function.name, weights)
         started = time.perf_counter_ns()
@@ -108,9 +109,9 @@ class Execution:
         return result, True, elapsed
 
     def _own_written(self, mover: Mover, function: Function, args: Args, kwargs: Kwargs, weights: List[Weight]) -> None:
-        """An operation gets copies that no other program reads of the weights that it may write: statistics, and all that code of
-        several operations reads."""
-        if self._devices.runs_code:
+        """An operation gets copies that no other program reads of the weights that it may write: statistics, all that code of
+        several operations reads, and all arguments of one that writes in place."""
+        if self._devices.runs_code or writes_arguments(function.call, args, kwargs):
             return mover.own(weights)
         parts = [mover.weights.part(tensor) for tensor in function.written(args, kwargs) if tensor.is_cpu]
         mover.own([part.weight for part in parts if part is not None])

@@ -14,7 +14,7 @@ from torch.utils import checkpoint
 
 from ..errors import UnsupportedError
 from . import threads, transforms
-from .arguments import to_device, to_host
+from .arguments import mapped, to_device, to_host
 from .gradients import Substitution
 from .simulated import device as simulated
 
@@ -139,7 +139,7 @@ def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
 def _give_out(give: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """What gets a capsule of DLPack has the address of the tensor, and may write at any time."""
     with torch._C.DisableTorchFunction():
-        for session in threads.entered() if isinstance(tensor, torch.Tensor) else ():
+        for session in threads.everywhere() if isinstance(tensor, torch.Tensor) else ():
             session.tensors.exposed(tensor)
         return give(tensor, *args, **kwargs)
 
@@ -207,6 +207,9 @@ def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: A
 
 def _export_outside(export: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
     """An exported module is the one of the host: PyTorch traces it with tensors without elements, which no session knows."""
+    if threads.entered():
+        with torch._C.DisableTorchFunction():
+            args, kwargs = mapped(to_host, args), mapped(to_host, kwargs)
     with contextlib.ExitStack() as stack:
         for session in threads.entered():
             stack.enter_context(threads.outside(session))

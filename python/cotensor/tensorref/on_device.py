@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .arguments import Args, Kwargs, Uses, mapped, nested, replace, replace_values, to_device, with_copies
-from .calls import Function, call, call_once
+from .calls import Function, call, call_once, can_repeat
 from .gradients import Substitution, ToDevice, as_linked, transfer, without_inference
 from .host_tensors import HostTensors
 from .mover import Mover
@@ -38,7 +38,9 @@ class OnDevice:
             return self._with_copies(function, args, kwargs, uses, mover)
         except torch.OutOfMemoryError:
             # The error keeps the copies until here.
-            pass
+            if not can_repeat(of_device(function.written(args, kwargs))):
+                self._devices.free(mover)
+                raise
         self._devices.free(mover)
         return self._with_copies(function, args, kwargs, uses, mover)
 
@@ -63,8 +65,7 @@ class OnDevice:
                 given.append((tensor, part, copy, copy._version))
             given_args, given_kwargs = replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs
             if statistics:
-                of_device = [one for one in statistics if not one.is_cpu]
-                result = call_once(func, given_args, given_kwargs, of_device)
+                result = call_once(func, given_args, given_kwargs, of_device(statistics))
             else:
                 result = call(func, given_args, given_kwargs)
         except torch.OutOfMemoryError:
@@ -133,6 +134,11 @@ class OnDevice:
             return self._tensors.marks.add(result)
 
         return mapped(home, result)
+
+
+def of_device(tensors: List[torch.Tensor]) -> List[torch.Tensor]:
+    """Those that are not of the host."""
+    return [tensor for tensor in tensors if not tensor.is_cpu]
 
 
 def _copied(tensor: torch.Tensor, device: torch.device, linked: bool) -> torch.Tensor:

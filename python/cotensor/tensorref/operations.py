@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -76,6 +77,8 @@ WRITES: Dict[Tuple[str, str], Tuple[Place, ...]] = {
     ("torch", "cudnn_batch_norm"): ((3, "running_mean"), (4, "running_var")),
 }
 
+#: Options with which functions of ``torch.nn.functional`` write what they read: ``relu``, ``embedding``.
+_IN_PLACE_OPTIONS = ("inplace", "max_norm")
 #: Functions that save a tensor for the backward pass before they write it.
 SAVES_EARLY = frozenset("rrelu rrelu_".split())
 #: Functions with lengths of packed sequences; the second result of the first ones has them, too.
@@ -166,6 +169,24 @@ def written_by(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
     for position, name in places:
         found += tensors(args[position] if position is not None and position < len(args) else kwargs.get(name))
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _options_of(func: Any) -> Tuple[Tuple[int, str], ...]:
+    """The parameters in :data:`_IN_PLACE_OPTIONS` that a function in Python has."""
+    try:
+        names = list(inspect.signature(func).parameters)
+    except (TypeError, ValueError):
+        return ()
+    return tuple((names.index(name), name) for name in _IN_PLACE_OPTIONS if name in names)
+
+
+def writes_arguments(func: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a call gives some of its arguments new versions: by its name, or by an option."""
+    if kind_of(func) is Kind.IN_PLACE:
+        return True
+    options = [args[position] if position < len(args) else kwargs.get(name) for position, name in _options_of(func)]
+    return any([option is not None and option is not False for option in options])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -44,21 +44,29 @@ class SharedCopies:
         self._memory = memory
         self._published_bytes = published_bytes
         self._full_until = self._paused_until = self._read_at = float("-inf")
+        #: Addresses of weights of which another program is making the copy, and the times until which this one makes its own.
+        self._others: Dict[int, float] = {}
         self._has_warned = False
 
     def lease(self, source: torch.Tensor) -> Optional[Tuple[torch.Tensor, int]]:
         """The shared copy of a flat tensor of the host, and the bytes copied for it. None: the program makes its own."""
         now = time.monotonic()
-        if now < self._paused_until or source.nbytes < _SMALLEST_BYTES.get(self._device.type, 1):
+        address = source.data_ptr()
+        if max(self._paused_until, self._others.get(address, now)) > now:
+            return None
+        if source.nbytes < _SMALLEST_BYTES.get(self._device.type, 1):
             return None
         try:
-            found = self._copies.lease(source.data_ptr(), source.nbytes, _WAIT_SECONDS, now >= self._full_until)
+            found = self._copies.lease(address, source.nbytes, _WAIT_SECONDS, now >= self._full_until)
         except OverBudgetError:
             self._full_until = now + _RETRY_SECONDS
             return None
+        except TimedOutError:
+            self._others[address] = time.monotonic() + _PAUSE_SECONDS
+            return None
         except CotensorError as failure:
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
-            if not (self._has_warned or isinstance(failure, TimedOutError)):
+            if not self._has_warned:
                 self._has_warned = True
                 warnings.warn(f"copies on {self._device} are not shared for now: {failure}", RuntimeWarning, stacklevel=2)
             return None
@@ -79,15 +87,20 @@ class SharedCopies:
         self._full_until = float("-inf")
 
     def refresh(self) -> bool:
-        """Reads from time to time how much memory the store has left, if it had too little. Returns whether it has more."""
-        memory, now = self._memory, time.monotonic()
-        if memory.pool_bytes >= self._published_bytes or now - self._read_at < _RETRY_SECONDS:
+        """Reads from time to time how much memory the store has left. Returns whether it has more than before."""
+        memory, now, is_simulated = self._memory, time.monotonic(), self._device.type == "simulated"
+        # The free memory of a real device depends on what the store uses of it.
+        if (is_simulated and memory.pool_bytes >= self._published_bytes) or now - self._read_at < _RETRY_SECONDS:
             return False
         self._read_at = now
-        found = self._copies.budget()
+        try:
+            found = self._copies.budget()
+        except CotensorError:
+            # Such as in a forked process: a lease says why.
+            return False
         if found is None:
             return False
-        if self._device.type != "simulated":
+        if not is_simulated:
             memory.store_used_bytes = found[0]
         room = min(memory.shared_bytes + max(found[1] - found[0], 0), self._published_bytes)
         if room <= memory.pool_bytes:
