@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 from contextlib import contextmanager
 
 import pytest
 from conftest import command, serving
-from functions_common import until
+from functions_common import providing, until
 from tensorref_programs_common import programs
 
 torch = pytest.importorskip("torch")
 
 import cotensor.torch  # noqa: E402
+from cotensor.client import SharedTensorClient  # noqa: E402
 from cotensor.errors import UnsupportedError  # noqa: E402
 from cotensor.tensorref import offload, simulated_device  # noqa: E402
 
@@ -115,6 +117,15 @@ def test_programs_share_what_the_store_has_room_for():
         for program in programs:
             program.end()
         until(lambda: on_device(store) == (0, 0), "the memory is free")
+
+
+WEIGHTS = """
+import torch
+
+@provider.share(name="weights")
+def weights(value):
+    return {"weight": torch.full((64, 64), float(value)), "bias": torch.zeros(64)}
+"""
 
 
 @pytest.fixture
@@ -234,3 +245,28 @@ def test_sharing_is_optional_and_says_why_it_is_not_possible(here):
     with torch.no_grad(), offload(model, "simulated:1", strategy="lru") as session:
         model(torch.ones(1, 16))
         assert session.stats()["shared_bytes"] == 0
+
+
+def test_weights_in_the_memory_of_a_call_are_not_shared(here):
+    """Each program numbers these tensors itself."""
+    x = torch.ones(1, 64)
+    socket = os.environ["COTENSOR_SOCKET"]
+    with providing(socket, WEIGHTS), SharedTensorClient(socket=socket) as a, SharedTensorClient(socket=socket) as b:
+        models = []
+        for value, client in ((1, a), (2, b)):
+            models.append(torch.nn.Linear(64, 64))
+            models[-1].load_state_dict(client.call_function("weights", [value]), assign=True)
+            with pytest.raises(UnsupportedError, match="no weight of the model is published"):
+                offload(models[-1], "simulated", shared_copies=True).__enter__()
+        # A published weight beside them turns sharing on.
+        published = torch.nn.Linear(64, 64)
+        cotensor.torch.publish(published, "net", here)
+        one, other = (torch.nn.Sequential(published, model) for model in models)
+        options = {"strategy": "lru", "shared_copies": True}
+        with torch.no_grad():
+            expected = one(x), other(x)
+            with offload(one, "simulated", **options) as first, offload(other, "simulated", **options) as second:
+                assert torch.equal(one(x).cpu(), expected[0])
+                assert torch.equal(other(x).cpu(), expected[1])
+                shared = [session.stats()["shared_bytes"] for session in (first, second)]
+                assert max(shared) == on_device(here)[1] == (64 * 64 + 64) * 4

@@ -39,6 +39,18 @@ impl ResidentCopy<'_> {
         Key(hasher.finish())
     }
 
+    /// The key, by which other programs find the copy.
+    ///
+    /// # Errors
+    /// `Unsupported` for a private tensor: other programs use its id for tensors of their own.
+    fn shared_key(&self) -> Result<Key> {
+        if self.source.is_private() {
+            let message = format!("{} is private to this process: publish it to share copies", self.source.name());
+            return Err(Error::unsupported(message));
+        }
+        Ok(self.key())
+    }
+
     /// The copy as a tensor of `holder`.
     pub fn spec(&self, holder: &Holder) -> TensorSpec {
         let (source, Range { start, end }, identity) = (self.source.name(), &self.bytes, self.identity);
@@ -50,14 +62,15 @@ impl ResidentCopy<'_> {
     /// Leases the copy, and makes it if no program has. While another program copies, this call waits at most `wait`.
     ///
     /// # Errors
-    /// `Invalid` for bytes that the tensor does not have; `Unsupported` for a tensor that is not in host memory, and for a device that
-    /// the store does not have; `TimedOut` while another program copies; else as [`reserve`](cotensor_store::TensorStore::reserve).
+    /// `Invalid` for bytes that the tensor does not have; `Unsupported` for a tensor that is private or not in host memory, and for a
+    /// device that the store does not have; `TimedOut` while another program copies; else as [`reserve`](cotensor_store::TensorStore::reserve).
     /// After an error, another program may make the copy.
     pub fn lease(&self, store: &dyn Store, holder: &Holder, wait: Duration) -> Result<Resident> {
+        let key = self.shared_key()?;
         let bytes = self.source.host_bytes()?.get(self.bytes.clone());
         let bytes =
             bytes.ok_or_else(|| Error::invalid(format!("{} has no bytes {:?}", self.source.name(), self.bytes)))?;
-        match store.claim_within(&self.key(), holder, wait)? {
+        match store.claim_within(&key, holder, wait)? {
             Claim::Ready(leases) => Ok(Resident { lease: self.checked(leases)?, copied_bytes: 0 }),
             Claim::Compute(ticket) => {
                 // An error drops the ticket, which ends the claim.
@@ -72,9 +85,9 @@ impl ResidentCopy<'_> {
     /// Leases the copy if a program has made it.
     ///
     /// # Errors
-    /// Those of a store that cannot be reached.
+    /// `Unsupported` for a private tensor; those of a store that cannot be reached.
     pub fn find(&self, store: &dyn Store, holder: &Holder) -> Result<Option<Lease>> {
-        let key = self.key();
+        let key = self.shared_key()?;
         if !store.is_computed(&key) {
             return Ok(None);
         }
@@ -175,6 +188,19 @@ mod tests {
         let new = copy(&second, 0..50).lease(&*store, &holder, WAIT).unwrap();
         let found = [&old, &new].map(|resident| resident.lease.copy_to_host().unwrap());
         assert_eq!((found, device.live_bytes()), ([vec![1; 50], vec![2; 50]], 100));
+    }
+
+    #[test]
+    fn private_tensors_have_no_shared_copies() {
+        let (store, device) = store(1000);
+        let holder = store.holder("user");
+        let mut reservation = store.reserve_private(TensorSpec::new("result", DType::U8, &[100]), &holder).unwrap();
+        reservation.write(&[1; 100], CopyReason::Put).unwrap();
+        let source = reservation.publish().unwrap();
+        let copy = copy(&source, 0..100);
+        let refused = [copy.lease(&*store, &holder, WAIT).err().unwrap(), copy.find(&*store, &holder).err().unwrap()];
+        assert!(refused.iter().all(|error| error.kind() == ErrorKind::Unsupported), "{refused:?}");
+        assert!(!store.is_computed(&copy.key()) && device.live_bytes() == 0);
     }
 
     #[test]

@@ -112,8 +112,8 @@ pub(crate) fn lease_at(address: usize) -> Option<Arc<HeldLease>> {
     mapping.is_unwritten().then(|| Arc::clone(&mapping.held))
 }
 
-/// The tensor whose mapping contains `len` bytes at `address`, and their offset in the tensor in bytes. None for other
-/// memory, and after a write to one of these pages.
+/// The published tensor whose mapping contains `len` bytes at `address`, and their offset in the tensor in bytes. None for other
+/// memory, such as that of a call, and after a write to one of these pages.
 pub(crate) fn published_at(address: usize, len: usize) -> Option<(Arc<HeldLease>, usize)> {
     let (start, mapping) = {
         let mappings = mappings();
@@ -123,6 +123,7 @@ pub(crate) fn published_at(address: usize, len: usize) -> Option<(Arc<HeldLease>
     let offset = address - start;
     let end = offset.checked_add(len).filter(|end| *end <= mapping.len)?;
     let Some(Memory::Mapped(pages)) = &mapping.memory else { return None };
+    let is_published = mapping.held.store().is_some() && !mapping.held.lease().is_private();
     let unwritten = pages.dirty_bytes_in(offset..end).is_ok_and(|bytes| bytes == 0);
-    (unwritten && mapping.held.store().is_some()).then(|| (Arc::clone(&mapping.held), offset))
+    (unwritten && is_published).then(|| (Arc::clone(&mapping.held), offset))
 }

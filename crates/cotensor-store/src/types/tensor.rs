@@ -6,7 +6,8 @@ use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Seg
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One version of one tensor in one store.
+/// One version of one tensor in one store. The id of a private tensor counts in its process only: other clients of a daemon use it for tensors
+/// of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId {
     /// The number of the name within the store.
