@@ -1,4 +1,7 @@
 //! Published ranges of slabs, which are used again after the daemon reports that no lease is left.
+//!
+//! The daemon reports the end of the last tensor of a range, and nothing for a request that failed. So the client releases the range of a failed
+//! request, unless an earlier request, whose answer was lost, has published the same tensor.
 
 use super::memories::descriptor_of;
 use super::session::Session;
@@ -27,9 +30,25 @@ struct Ranges {
     /// This client's slab numbers by the session's.
     slabs: HashMap<u64, u64>,
     /// By this client's slab number and the offset.
-    parts: HashMap<(u64, u64), Arc<dyn Segment>>,
+    parts: HashMap<(u64, u64), Part>,
     /// Notifications about slabs whose numbers are not known yet.
     early: Vec<p::FreedParams>,
+}
+
+struct Part {
+    /// The range, which is used again after the drop.
+    _range: Arc<dyn Segment>,
+    state: PartState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PartState {
+    /// A request to publish it has no answer yet.
+    Requested,
+    /// As `Requested`, and a tensor of an earlier request lies in it.
+    RequestedAgain,
+    /// A tensor lies in it.
+    Published,
 }
 
 impl FreedRanges {
@@ -42,7 +61,8 @@ impl FreedRanges {
         let Some(&slab) = published.slabs.get(&params.slab) else {
             return published.early.push(params.clone());
         };
-        let freed: Vec<_> = params.offsets.iter().map(|&offset| published.parts.remove(&(slab, offset))).collect();
+        let freed: Vec<_> =
+            params.offsets.iter().filter_map(|&offset| published.remove_freed((slab, offset))).collect();
         drop(published);
         drop(freed);
     }
@@ -62,19 +82,37 @@ impl FreedRanges {
         let early: Vec<p::FreedParams> = published.early.extract_if(.., |freed| freed.slab == number).collect();
         let freed = |offset: &u64| !live.contains(offset) || early.iter().any(|freed| freed.offsets.contains(offset));
         let gone: Vec<_> = published.parts.extract_if(|(known, offset), _| *known == slab && freed(offset)).collect();
+        // A tensor whose request had no answer was published.
+        let kept = published.parts.iter_mut().filter(|((known, _), _)| *known == slab);
+        kept.for_each(|(_, part)| part.state = PartState::Published);
         drop(published);
         drop(gone);
     }
 
-    /// Keeps a published range until the daemon reports that it has no leases.
-    pub(super) fn keep(&self, slab: u64, offset: u64, segment: &Arc<dyn Segment>) {
-        lock(&self.0).parts.insert((slab, offset), Arc::clone(segment));
+    /// Keeps a range from the request to publish it, in the session of `generation`, until the daemon reports that it has no leases. Then
+    /// [`published`](Self::published) or [`refused`](Self::refused) has the answer; without one, the next session finds it out.
+    ///
+    /// # Errors
+    /// `Io` when another session has replaced that one.
+    pub(super) fn request(&self, session: &Session, slab: u64, offset: u64, segment: &Arc<dyn Segment>) -> Result<()> {
+        if lock(&self.0).request(session.generation, (slab, offset), segment) {
+            Ok(())
+        } else {
+            Err(session.replaced())
+        }
     }
 
-    /// Releases a range that was not published.
-    pub(super) fn release(&self, slab: u64, offset: u64) {
-        let part = lock(&self.0).parts.remove(&(slab, offset));
-        drop(part);
+    /// Notes that the daemon has published a range. Called before the lease is released.
+    pub(super) fn published(&self, slab: u64, offset: u64) {
+        if let Some(part) = lock(&self.0).parts.get_mut(&(slab, offset)) {
+            part.state = PartState::Published;
+        }
+    }
+
+    /// Notes that the daemon has refused to publish a range, and releases it, unless a tensor of an earlier request lies in it.
+    pub(super) fn refused(&self, slab: u64, offset: u64) {
+        let released = lock(&self.0).refused((slab, offset));
+        drop(released);
     }
 
     /// The session's number of the slab in which `range` lies. A slab that was retired with the last daemon, on a device with the last
@@ -109,5 +147,121 @@ impl FreedRanges {
         let number = published.slabs.iter().find(|(_, own)| **own == slab).map(|(number, _)| *number)?;
         published.slabs.remove(&number);
         Some(number)
+    }
+}
+
+impl Ranges {
+    /// False in another session.
+    fn request(&mut self, generation: u64, at: (u64, u64), segment: &Arc<dyn Segment>) -> bool {
+        let is_current = self.generation == generation;
+        if is_current {
+            let state = if self.parts.contains_key(&at) { PartState::RequestedAgain } else { PartState::Requested };
+            self.parts.insert(at, Part { _range: Arc::clone(segment), state });
+        }
+        is_current
+    }
+
+    fn refused(&mut self, at: (u64, u64)) -> Option<Part> {
+        match &mut self.parts.get_mut(&at)?.state {
+            PartState::Requested => self.parts.remove(&at),
+            state => {
+                *state = PartState::Published;
+                None
+            }
+        }
+    }
+
+    /// The tensor in a range was freed. A report that arrives before the answer to a request is about the tensor of an earlier request: this
+    /// session has a lease of a tensor from its publication on.
+    fn remove_freed(&mut self, at: (u64, u64)) -> Option<Part> {
+        match &mut self.parts.get_mut(&at)?.state {
+            PartState::Published => self.parts.remove(&at),
+            state => {
+                *state = PartState::Requested;
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::{HeapMemory, Memory};
+
+    const SLAB: u64 = 1;
+    /// The session's number of the slab.
+    const NUMBER: u64 = 70;
+    const OFFSET: u64 = 128;
+
+    /// Ranges in a first session, which has opened the slab, and a range of it.
+    fn opened() -> (FreedRanges, Arc<dyn Segment>) {
+        let ranges = FreedRanges::default();
+        ranges.begin(1);
+        ranges.opened(SLAB, NUMBER, &[]);
+        (ranges, HeapMemory.reserve(64).unwrap().freeze().unwrap())
+    }
+
+    fn request(ranges: &FreedRanges, generation: u64, range: &Arc<dyn Segment>) -> bool {
+        lock(&ranges.0).request(generation, (SLAB, OFFSET), range)
+    }
+
+    fn free(ranges: &FreedRanges, generation: u64) {
+        ranges.add(generation, &p::FreedParams { slab: NUMBER, offsets: vec![OFFSET] });
+    }
+
+    fn is_kept(range: &Arc<dyn Segment>) -> bool {
+        Arc::strong_count(range) > 1
+    }
+
+    #[test]
+    fn range_is_kept_from_the_request_until_its_tensor_is_freed() {
+        let (ranges, range) = opened();
+        assert!(request(&ranges, 1, &range));
+        ranges.published(SLAB, OFFSET);
+        free(&ranges, 0);
+        assert!(is_kept(&range), "a report to another session");
+        free(&ranges, 1);
+        assert!(!is_kept(&range));
+        assert!(request(&ranges, 1, &range));
+        ranges.refused(SLAB, OFFSET);
+        assert!(!is_kept(&range), "a refused request");
+        assert!(!request(&ranges, 0, &range) && !is_kept(&range), "a request of a session that has ended");
+    }
+
+    #[test]
+    fn refused_repetition_keeps_the_tensor_of_the_lost_answer() {
+        let (ranges, range) = opened();
+        for (generation, live) in [(2, true), (3, false)] {
+            assert!(request(&ranges, generation - 1, &range));
+            ranges.begin(generation);
+            ranges.opened(SLAB, NUMBER, if live { &[OFFSET] } else { &[] });
+            assert_eq!(is_kept(&range), live);
+            assert!(request(&ranges, generation, &range));
+            ranges.refused(SLAB, OFFSET);
+            assert_eq!(is_kept(&range), live);
+            free(&ranges, generation);
+            assert!(!is_kept(&range));
+        }
+    }
+
+    #[test]
+    fn report_about_an_earlier_tensor_keeps_the_range_of_a_request() {
+        let (ranges, range) = opened();
+        let request_again = |generation| {
+            assert!(request(&ranges, generation - 1, &range));
+            ranges.begin(generation);
+            ranges.opened(SLAB, NUMBER, &[OFFSET]);
+            assert!(request(&ranges, generation, &range));
+            free(&ranges, generation);
+            assert!(is_kept(&range), "the tensor of the lost answer was freed");
+        };
+        request_again(2);
+        ranges.published(SLAB, OFFSET);
+        free(&ranges, 2);
+        assert!(!is_kept(&range));
+        request_again(3);
+        ranges.refused(SLAB, OFFSET);
+        assert!(!is_kept(&range));
     }
 }

@@ -184,8 +184,8 @@ impl Allocation {
             }
             Self::Slab(own) => {
                 let params = announce(session, slabs, *own, spec, segment, terms)?;
-                let published = session.call_long::<p::PublishSlab>(&params, Vec::new());
-                published.map(|(published, _)| published).inspect_err(|_| withdraw(session, slabs, *own, &params))
+                let answer = session.call_long::<p::PublishSlab>(&params, Vec::new());
+                settle(session, slabs, *own, &params, answer.map(|(published, _)| published))
             }
         }
     }
@@ -235,16 +235,24 @@ fn announce(
 ) -> Result<p::PublishSlabParams> {
     let freed = slabs.freed();
     let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, own, &**segment)?);
-    // Before the call: the daemon may report at once that the range has no leases.
-    freed.keep(own.number, offset, segment);
+    freed.request(session, own.number, offset, segment)?;
     Ok(p::PublishSlabParams { slab, offset, spec: Spec::from(spec), holder, ticket, expected, copies })
 }
 
-/// Releases the range of a request that failed. Without an answer the tensor may be published: the next session reports that.
-fn withdraw(session: &Session, slabs: &Slabs, own: OwnSlab, params: &p::PublishSlabParams) {
-    if session.connection.closed().is_none() {
-        slabs.freed().release(own.number, params.offset);
+/// Notes the answer to a request. Without one, the tensor may be published: the next session finds that out.
+fn settle(
+    session: &Session,
+    slabs: &Slabs,
+    own: OwnSlab,
+    params: &p::PublishSlabParams,
+    answer: Result<Published>,
+) -> Result<Published> {
+    match &answer {
+        Ok(_) => slabs.freed().published(own.number, params.offset),
+        Err(_) if session.is_closed() => {}
+        Err(_) => slabs.freed().refused(own.number, params.offset),
     }
+    answer
 }
 
 /// The parts of a client that publish its tensors.
@@ -329,16 +337,10 @@ pub(super) fn publish_each(to: &Publisher<'_>, results: Vec<(UnpublishedTensor, 
         let Some((own, (answer, request))) = sent.and_then(|own| Some((own, answers.next()?))) else {
             return tensor.publish(to);
         };
-        match answer {
+        let published = settle(&session, slabs, own, request, answer.map(|(published, _)| published));
+        match published.and_then(|published| tensor.enter(to, &session, &published)) {
             Err(_) if is_lost() => tensor.publish(to),
-            Err(error) => {
-                withdraw(&session, slabs, own, request);
-                Err(error)
-            }
-            Ok((published, _)) => match tensor.enter(to, &session, &published) {
-                Err(_) if is_lost() => tensor.publish(to),
-                lease => lease,
-            },
+            lease => lease,
         }
     };
     tensors.into_iter().map(publish).collect()

@@ -2,4 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod golden;
+mod lost_answers;
+mod scripted;
 mod session_end;
