@@ -9,7 +9,7 @@ use cotensor_client::protocol::{
     PublishSlabParams, Published, ReleaseParams, RemoveParams, ReservationParams, ReserveParams, ReserveResult,
     SegmentParams, SlabParams, SlabResult,
 };
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Error, ErrorKind, Result, Segment};
 use cotensor_memory::{BLOCK_BYTES_MAX, BlockLimits};
 use cotensor_store::{Holder, Lease, Publication, SegmentCharge, TensorStore};
 use std::sync::Arc;
@@ -158,13 +158,14 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     // The charge of a block lasts until its tensor is in the store.
     let share = slab.charge(&caller.daemon.store)?;
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
-    let part = Part::new(slab, offset, layout.size_bytes())?;
+    let part = Arc::new(Part::new(slab, offset, layout.size_bytes(), &*caller.session)?);
     let terms = terms_of(&caller, params.ticket, params.expected)?;
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
     let charge = store.grant_in(&share.charge(), &spec)?;
     count_copies(&caller.daemon, &params.copies)?;
-    let lease = store.adopt(spec, layout, Arc::new(part), charge, terms, &holder)?;
+    let lease = store.adopt(spec, layout, Arc::clone(&part) as Arc<dyn Segment>, charge, terms, &holder)?;
+    part.published();
     Ok(caller.grant_published(lease, &holder, own)?.into())
 }
 

@@ -217,7 +217,7 @@ fn restore_tensor(
     let (taken, charge) =
         segments.get(&entry.segment).ok_or_else(|| Error::new(ErrorKind::Refused, "its segment was refused"))?;
     let (segment, layout): (Arc<dyn Segment>, Layout) = match taken {
-        Taken::Slab(slab) => (Arc::new(Part::new(Arc::clone(slab), entry.offset, layout.size_bytes())?), layout),
+        Taken::Slab(slab) => (Arc::new(Part::restored(Arc::clone(slab), entry.offset, layout.size_bytes())?), layout),
         Taken::Own(segment) => (Arc::clone(segment), layout.moved(entry.offset)?),
     };
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);

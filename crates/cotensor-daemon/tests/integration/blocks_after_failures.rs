@@ -29,7 +29,7 @@ fn block_is_free_after_the_last_of_its_tensors() {
     let fd = || block.fd().try_clone_to_owned().unwrap();
     let open = p::SlabParams { bytes: MIB as u64, block: true, device: Device::Cpu, reservation: None };
     let slab = raw.call::<p::OpenSlab>(&open, vec![fd()], None).unwrap().0.slab;
-    let publish = |name: &str| {
+    let try_publish = |name: &str, expected| {
         let spec = p::Spec::from(&spec(name, MIB));
         let offset = written.fd_offset() as u64;
         let params = p::PublishSlabParams {
@@ -38,11 +38,12 @@ fn block_is_free_after_the_last_of_its_tensors() {
             spec,
             holder: String::new(),
             ticket: None,
-            expected: None,
+            expected,
             copies: Vec::new(),
         };
-        raw.call::<p::PublishSlab>(&params, Vec::new(), None).unwrap().0.id
+        raw.call::<p::PublishSlab>(&params, Vec::new(), None).map(|(published, _)| published.id)
     };
+    let publish = |name: &str| try_publish(name, None).unwrap();
     let release = |id| {
         let leases = vec![p::LeaseParams { id, holder: String::new() }];
         raw.call::<p::Release>(&p::ReleaseParams { leases }, Vec::new(), None).unwrap();
@@ -54,6 +55,9 @@ fn block_is_free_after_the_last_of_its_tensors() {
     running.settles_at(MIB as u64);
     assert_eq!(release(second), 1);
     running.settles_at(0);
+    let _other = put(&running.connect("other"), "taken", &content(2, MIB), LEASED).unwrap();
+    let refused = try_publish("taken", Some(p::Expected::Absent)).unwrap_err();
+    assert_eq!((refused.kind(), freed.load(Ordering::SeqCst)), (ErrorKind::Conflict, 1), "the error is the report");
     let error = raw.call::<p::OpenSlab>(&open, vec![fd()], None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "a session has it: {error}");
     for bytes in [0, (64 << 20) + 1, 1 << 63] {

@@ -11,10 +11,14 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// The session that writes a slab.
+/// The session that writes a slab. The slab is locked during these calls.
 pub(crate) trait SlabOwner: Send + Sync {
     /// The last lease in the range at `offset` bytes of the owner's slab `number` was released.
     fn on_range_free(&self, number: u64, offset: u64);
+
+    /// A tensor is about to be published in that range. Whether [`on_range_free`](Self::on_range_free) was called for it, and the owner does not
+    /// know that yet. Then the owner waits until it is called again.
+    fn on_range_used(&self, number: u64, offset: u64) -> bool;
 }
 
 /// Memory that one session can write: a memfd, or memory of a device.
@@ -48,10 +52,20 @@ impl Counted {
 pub(super) struct Uses {
     /// The session that can write it, and its number there. None until the session resumes after a takeover.
     pub(super) owner: Option<(Weak<dyn SlabOwner>, u64)>,
-    /// Published tensors by their offsets.
-    pub(super) live: HashMap<usize, u32>,
+    /// Tensors by their offsets.
+    pub(super) live: HashMap<usize, UsedRange>,
     /// The number of tensors.
     pub(super) parts: usize,
+}
+
+/// A range in which tensors lie.
+#[derive(Default)]
+pub(super) struct UsedRange {
+    /// The number of tensors: a producer may repeat a publication.
+    pub(super) parts: u32,
+    /// Whether the owner waits for the end of the last of them: it knows that one of them was published. It uses the range of a publication that
+    /// fails again at once.
+    pub(super) is_published: bool,
 }
 
 impl Slab {
@@ -126,7 +140,11 @@ impl Slab {
     pub(crate) fn belongs(&self, owner: &Arc<dyn SlabOwner>, number: u64) -> Vec<u64> {
         let mut uses = self.uses();
         uses.owner = Some((Arc::downgrade(owner), number));
-        uses.live.keys().map(|&offset| offset as u64).collect()
+        let live = uses.live.iter_mut().map(|(offset, range)| {
+            range.is_published = true;
+            *offset as u64
+        });
+        live.collect()
     }
 
     /// Ends the ownership of a session that has ended.

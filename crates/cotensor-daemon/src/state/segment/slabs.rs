@@ -155,7 +155,7 @@ mod tests {
             let of_tensor = leased.then(|| daemon.store.reopen_segment(&charge));
             let known = Arc::new(Slab::new(Arc::new(fd().into()), 1 << 20, charge).unwrap());
             daemon.slabs.restore(inode, &known);
-            let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
+            let part = leased.then(|| Part::restored(Arc::clone(&known), 128, 64).unwrap());
             drop(known);
             let (slab, share) = daemon.slabs.open(&daemon.store, file(), &session).unwrap();
             assert_eq!(slab.belongs(&session, 1), if leased { vec![128] } else { vec![] });
@@ -181,7 +181,7 @@ mod tests {
         let block = open(&owner).unwrap();
         assert_eq!(daemon.store.memory_usage_bytes(), 0, "an empty block is not counted");
         let share = block.charge(&daemon.store).unwrap();
-        let part = Part::new(Arc::clone(&block), 0, 1 << 20).unwrap();
+        let part = Part::new(Arc::clone(&block), 0, 1 << 20, &*owner).unwrap();
         drop(daemon.end_session(&session));
         drop((block, session, owner));
         let next = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;

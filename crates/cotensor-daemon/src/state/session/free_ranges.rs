@@ -20,10 +20,13 @@ impl FreeRanges {
     /// Adds a range. Returns false when the client leaves too many of them unread.
     pub(super) fn add(&self, slab: u64, offset: u64) -> bool {
         let mut pending = lock(&self.0);
-        // A client publishes in a range again only after the notification. A client that does not wait gets one
-        // notification.
         pending.insert((slab, offset));
         pending.len() <= PENDING_MAX
+    }
+
+    /// Takes a range out again, of which the client has no notification yet. False without such a range.
+    pub(super) fn remove(&self, slab: u64, offset: u64) -> bool {
+        lock(&self.0).remove(&(slab, offset))
     }
 
     /// Sends notifications as far as the client's socket has room.

@@ -283,6 +283,10 @@ impl SlabOwner for Session {
             self.outbox.iter().for_each(Outbox::end)
         }
     }
+
+    fn on_range_used(&self, slab: u64, offset: u64) -> bool {
+        self.free_ranges.remove(slab, offset)
+    }
 }
 
 impl FunctionProvider for Session {
