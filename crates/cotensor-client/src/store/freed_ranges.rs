@@ -22,7 +22,14 @@ pub(super) struct OwnSlab {
 
 /// Published ranges of slabs. A range is used again after the daemon reports that it has no leases.
 #[derive(Clone, Default)]
-pub(super) struct FreedRanges(Arc<Mutex<Ranges>>);
+pub(super) struct FreedRanges(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    ranges: Mutex<Ranges>,
+    /// Held by the thread that opens a slab again: the daemon makes an entry for each request.
+    opening: Mutex<()>,
+}
 
 #[derive(Default)]
 struct Ranges {
@@ -54,7 +61,7 @@ enum PartState {
 impl FreedRanges {
     /// Handles a notification on the connection of `generation`.
     pub(super) fn add(&self, generation: u64, params: &p::FreedParams) {
-        let mut published = lock(&self.0);
+        let mut published = lock(&self.0.ranges);
         if published.generation != generation {
             return;
         }
@@ -69,15 +76,18 @@ impl FreedRanges {
 
     /// Starts the session of `generation`, which has no slab yet.
     pub(super) fn begin(&self, generation: u64) {
-        let mut published = lock(&self.0);
+        let mut published = lock(&self.0.ranges);
         published.generation = generation;
         published.slabs.clear();
         published.early.clear();
     }
 
-    /// Registers the session's number of a slab whose live tensors are at the offsets `live`.
-    pub(super) fn opened(&self, slab: u64, number: u64, live: &[u64]) {
-        let mut published = lock(&self.0);
+    /// Registers the number of a slab in the session of `generation`. Its live tensors are at the offsets `live`.
+    pub(super) fn opened(&self, generation: u64, slab: u64, number: u64, live: &[u64]) {
+        let mut published = lock(&self.0.ranges);
+        if published.generation != generation {
+            return;
+        }
         published.slabs.insert(number, slab);
         let early: Vec<p::FreedParams> = published.early.extract_if(.., |freed| freed.slab == number).collect();
         let freed = |offset: &u64| !live.contains(offset) || early.iter().any(|freed| freed.offsets.contains(offset));
@@ -95,7 +105,7 @@ impl FreedRanges {
     /// # Errors
     /// `Io` when another session has replaced that one.
     pub(super) fn request(&self, session: &Session, slab: u64, offset: u64, segment: &Arc<dyn Segment>) -> Result<()> {
-        if lock(&self.0).request(session.generation, (slab, offset), segment) {
+        if lock(&self.0.ranges).request(session.generation, (slab, offset), segment) {
             Ok(())
         } else {
             Err(session.replaced())
@@ -104,53 +114,64 @@ impl FreedRanges {
 
     /// Notes that the daemon has published a range. Called before the lease is released.
     pub(super) fn published(&self, slab: u64, offset: u64) {
-        if let Some(part) = lock(&self.0).parts.get_mut(&(slab, offset)) {
+        if let Some(part) = lock(&self.0.ranges).parts.get_mut(&(slab, offset)) {
             part.state = PartState::Published;
         }
     }
 
     /// Notes that the daemon has refused to publish a range, and releases it, unless a tensor of an earlier request lies in it.
     pub(super) fn refused(&self, slab: u64, offset: u64) {
-        let released = lock(&self.0).refused((slab, offset));
+        let released = lock(&self.0.ranges).refused((slab, offset));
         drop(released);
     }
 
     /// The session's number of the slab in which `range` lies. A slab that was retired with the last daemon, on a device with the last
     /// session, is opened again for a range that was not published yet.
     pub(super) fn number(&self, session: &Session, slab: OwnSlab, range: &dyn Segment) -> Result<u64> {
-        {
-            let published = lock(&self.0);
-            if published.generation != session.generation {
-                return Err(session.replaced());
-            }
-            if let Some((number, _)) = published.slabs.iter().find(|(_, own)| **own == slab.number) {
-                return Ok(*number);
-            }
+        let open = || {
+            let whole = descriptor_of(range)?;
+            let (bytes, block, device) = (slab.bytes as u64, slab.is_block, range.device());
+            let params = p::SlabParams { bytes, block, device, reservation: None };
+            Ok(session.call_long::<p::OpenSlab>(&params, vec![whole])?.0)
+        };
+        self.number_or_open(session.generation, slab.number, open)
+    }
+
+    /// The present session's number of a slab. `open` opens it in the session of `generation`.
+    fn number_or_open(&self, generation: u64, slab: u64, open: impl FnOnce() -> Result<p::SlabResult>) -> Result<u64> {
+        let known = || lock(&self.0.ranges).number(slab);
+        if let Some(number) = known() {
+            return Ok(number);
         }
-        let whole = descriptor_of(range)?;
-        let (bytes, block, device) = (slab.bytes as u64, slab.is_block, range.device());
-        let params = p::SlabParams { bytes, block, device, reservation: None };
-        let opened = session.call_long::<p::OpenSlab>(&params, vec![whole])?.0;
-        self.opened(slab.number, opened.slab, &opened.live);
+        let _opening = lock(&self.0.opening);
+        if let Some(number) = known() {
+            return Ok(number);
+        }
+        let opened = open()?;
+        self.opened(generation, slab, opened.slab, &opened.live);
         Ok(opened.slab)
     }
 
     /// Releases the ranges of slabs that are not used again: those for which `is_lost` is true.
     pub(super) fn lose(&self, is_lost: impl Fn(u64) -> bool) {
-        let lost: Vec<_> = lock(&self.0).parts.extract_if(|(slab, _), _| is_lost(*slab)).collect();
+        let lost: Vec<_> = lock(&self.0.ranges).parts.extract_if(|(slab, _), _| is_lost(*slab)).collect();
         drop(lost);
     }
 
     /// Forgets a slab. Returns the session's number of it.
     pub(super) fn close(&self, slab: u64) -> Option<u64> {
-        let mut published = lock(&self.0);
-        let number = published.slabs.iter().find(|(_, own)| **own == slab).map(|(number, _)| *number)?;
+        let mut published = lock(&self.0.ranges);
+        let number = published.number(slab)?;
         published.slabs.remove(&number);
         Some(number)
     }
 }
 
 impl Ranges {
+    fn number(&self, slab: u64) -> Option<u64> {
+        self.slabs.iter().find(|(_, own)| **own == slab).map(|(number, _)| *number)
+    }
+
     /// False in another session.
     fn request(&mut self, generation: u64, at: (u64, u64), segment: &Arc<dyn Segment>) -> bool {
         let is_current = self.generation == generation;
@@ -198,12 +219,12 @@ mod tests {
     fn opened() -> (FreedRanges, Arc<dyn Segment>) {
         let ranges = FreedRanges::default();
         ranges.begin(1);
-        ranges.opened(SLAB, NUMBER, &[]);
+        ranges.opened(1, SLAB, NUMBER, &[]);
         (ranges, HeapMemory.reserve(64).unwrap().freeze().unwrap())
     }
 
     fn request(ranges: &FreedRanges, generation: u64, range: &Arc<dyn Segment>) -> bool {
-        lock(&ranges.0).request(generation, (SLAB, OFFSET), range)
+        lock(&ranges.0.ranges).request(generation, (SLAB, OFFSET), range)
     }
 
     fn free(ranges: &FreedRanges, generation: u64) {
@@ -235,7 +256,7 @@ mod tests {
         for (generation, live) in [(2, true), (3, false)] {
             assert!(request(&ranges, generation - 1, &range));
             ranges.begin(generation);
-            ranges.opened(SLAB, NUMBER, if live { &[OFFSET] } else { &[] });
+            ranges.opened(generation, SLAB, NUMBER, if live { &[OFFSET] } else { &[] });
             assert_eq!(is_kept(&range), live);
             assert!(request(&ranges, generation, &range));
             ranges.refused(SLAB, OFFSET);
@@ -246,12 +267,31 @@ mod tests {
     }
 
     #[test]
+    fn one_thread_opens_a_slab_again() {
+        let (ranges, _) = opened();
+        ranges.begin(2);
+        let open = || {
+            assert!(ranges.0.opening.try_lock().is_err(), "other threads wait");
+            Ok(p::SlabResult { slab: NUMBER, live: Vec::new() })
+        };
+        assert_eq!(ranges.number_or_open(2, SLAB, open).unwrap(), NUMBER);
+        assert_eq!(ranges.number_or_open(2, SLAB, || panic!("it is open")).unwrap(), NUMBER);
+        assert_eq!((ranges.close(SLAB), ranges.close(SLAB)), (Some(NUMBER), None));
+        let replaced = || {
+            ranges.begin(3);
+            Ok(p::SlabResult { slab: NUMBER, live: Vec::new() })
+        };
+        assert_eq!(ranges.number_or_open(2, SLAB, replaced).unwrap(), NUMBER);
+        assert_eq!(ranges.close(SLAB), None, "the next session has other numbers");
+    }
+
+    #[test]
     fn report_about_an_earlier_tensor_keeps_the_range_of_a_request() {
         let (ranges, range) = opened();
         let request_again = |generation| {
             assert!(request(&ranges, generation - 1, &range));
             ranges.begin(generation);
-            ranges.opened(SLAB, NUMBER, &[OFFSET]);
+            ranges.opened(generation, SLAB, NUMBER, &[OFFSET]);
             assert!(request(&ranges, generation, &range));
             free(&ranges, generation);
             assert!(is_kept(&range), "the tensor of the lost answer was freed");

@@ -83,7 +83,7 @@ impl Slabs {
         let number = slabs.next_number(session)?;
         let segment = slab.reserve(len)?;
         slabs.open.push(OpenSlab { number, memory: Arc::clone(slab), was_unused: false, is_retired: false });
-        self.freed.opened(number, opened.slab, &opened.live);
+        self.freed.opened(session.generation, number, opened.slab, &opened.live);
         Ok((OwnSlab { number, is_block: false, bytes: slab.size_bytes() }, segment))
     }
 
@@ -120,7 +120,7 @@ impl Slabs {
         let mut slabs = lock(&self.slabs);
         let number = slabs.next_number(session)?;
         let segment = slabs.blocks.add(number, block.clone(), len)?;
-        self.freed.opened(number, opened.slab, &opened.live);
+        self.freed.opened(session.generation, number, opened.slab, &opened.live);
         drop(slabs);
         self.next_block.took_new(len);
         Ok((OwnSlab { number, is_block: true, bytes: block.len() }, segment))
@@ -137,7 +137,7 @@ impl Slabs {
         let mut slabs = lock(&self.slabs);
         let own = slabs.next_number(session)?;
         slabs.blocks.add_free(own, block.clone(), stays);
-        self.freed.opened(own, opened.slab, &opened.live);
+        self.freed.opened(session.generation, own, opened.slab, &opened.live);
         Ok(())
     }
 
@@ -241,7 +241,7 @@ impl Slabs {
         self.freed.lose(|known| retired.contains(&known));
         for (own, slab, is_block) in all {
             match open(session, &*slab, is_block, None) {
-                Ok(opened) => self.freed.opened(own, opened.slab, &opened.live),
+                Ok(opened) => self.freed.opened(session.generation, own, opened.slab, &opened.live),
                 Err(error) if session.connection.closed().is_some() => return Err(error),
                 Err(_) => {
                     let mut slabs = lock(&self.slabs);
