@@ -7,7 +7,7 @@ use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
 use super::session::{Session, UNANSWERED_MAX};
-use super::slabs::{Slabs, whole_units};
+use super::slabs::{NewSlab, Slabs, whole_units};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{DType, Error, ErrorKind, Kind, Layout, Memory, Result, Segment, SegmentMut, SlabMemory};
 use cotensor_memory::Slab;
@@ -202,7 +202,7 @@ fn new_slab(
     let (slabs, device) = (&daemon.slabs, params.spec.device);
     if device.is_host() {
         let slab = Arc::new(Slab::create(bytes)?) as Arc<dyn SlabMemory>;
-        return daemon.retry(|session| slabs.open_in(session, &slab, None, len));
+        return daemon.retry(|session| slabs.open_in(session, NewSlab::new(&slab, len)?, None));
     }
     let memory = daemon.memories.of(device)?;
     // The rules about which tensors are shared are those of each tensor in it.
@@ -211,8 +211,10 @@ fn new_slab(
     let mut reserved = ReservationGuard::reserve(daemon, &params)?;
     let slab = memory.create_slab(bytes)?;
     daemon.retry(|session| {
+        // First: an error leaves the reservation to its guard.
+        let slab = NewSlab::new(&slab, len)?;
         let reservation = reserved.take_in(session, &params)?;
-        slabs.open_in(session, &slab, Some(reservation), len)
+        slabs.open_in(session, slab, Some(reservation))
     })
 }
 

@@ -5,10 +5,11 @@ use super::next_block::NextBlock;
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
-use cotensor_core::{Device, ErrorKind, Result, SegmentMut, SlabMemory};
+use cotensor_core::{Device, ErrorKind, Memory, Result, SegmentMut, SlabMemory};
 use cotensor_memory::process::duplicate_fd;
 use cotensor_memory::{BlockLimits, Blocks, GiveBack, Slab, Unused};
 use rustix::param::page_size;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -48,6 +49,24 @@ struct OpenSlab {
     is_retired: bool,
 }
 
+/// A slab before a session opens it, with all that can fail in this process.
+pub(super) struct NewSlab {
+    memory: Arc<dyn SlabMemory>,
+    /// For the daemon.
+    fd: OwnedFd,
+    range: Box<dyn SegmentMut>,
+}
+
+impl NewSlab {
+    /// `memory` with a range of `len` bytes.
+    ///
+    /// # Errors
+    /// As [`reserve`](Memory::reserve); `OverBudget` at the process's limit of descriptors.
+    pub(super) fn new(memory: &Arc<dyn SlabMemory>, len: usize) -> Result<Self> {
+        Ok(Self { memory: Arc::clone(memory), fd: duplicate_fd(memory.fd())?, range: memory.reserve(len)? })
+    }
+}
+
 impl Default for OpenSlabs {
     fn default() -> Self {
         Self { generation: 0, next: 0, open: Vec::new(), blocks: Blocks::new(BlockLimits::default()) }
@@ -70,21 +89,21 @@ impl Slabs {
         (whole_units(device, len), whole_units(device, all.clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX).max(len)))
     }
 
-    /// Opens `slab`, a new one, in the session. Returns a range of `len` bytes in it. `reservation` has the bytes of a slab on a device.
+    /// Opens a slab in the session. Returns the range in it. `reservation` has the bytes of a slab on a device.
     pub(super) fn open_in(
         &self,
         session: &Session,
-        slab: &Arc<dyn SlabMemory>,
+        slab: NewSlab,
         reservation: Option<u64>,
-        len: usize,
     ) -> Result<(OwnSlab, Box<dyn SegmentMut>)> {
-        let opened = open(session, &**slab, false, reservation)?;
+        let NewSlab { memory, fd, range } = slab;
+        let opened = open(session, &*memory, fd, false, reservation)?;
         let mut slabs = lock(&self.slabs);
         let number = slabs.next_number(session)?;
-        let segment = slab.reserve(len)?;
-        slabs.open.push(OpenSlab { number, memory: Arc::clone(slab), was_unused: false, is_retired: false });
+        let own = OwnSlab { number, is_block: false, bytes: memory.size_bytes() };
+        slabs.open.push(OpenSlab { number, memory, was_unused: false, is_retired: false });
         self.freed.opened(session.generation, number, opened.slab, &opened.live);
-        Ok((OwnSlab { number, is_block: false, bytes: slab.size_bytes() }, segment))
+        Ok((own, range))
     }
 
     /// A range of `len` bytes in a free block. None without one. The bytes have values of earlier tensors.
@@ -116,7 +135,7 @@ impl Slabs {
         block: &Slab,
         len: usize,
     ) -> Result<(OwnSlab, Box<dyn SegmentMut>)> {
-        let opened = open(session, block, true, None)?;
+        let opened = open(session, block, duplicate_fd(block.fd())?, true, None)?;
         let mut slabs = lock(&self.slabs);
         let number = slabs.next_number(session)?;
         let segment = slabs.blocks.add(number, block.clone(), len)?;
@@ -133,7 +152,7 @@ impl Slabs {
 
     /// Opens `block` in the session, for a later tensor. With `stays`, it is not given back before its first use.
     pub(super) fn open_free_block_in(&self, session: &Session, block: &Slab, stays: bool) -> Result<()> {
-        let opened = open(session, block, true, None)?;
+        let opened = open(session, block, duplicate_fd(block.fd())?, true, None)?;
         let mut slabs = lock(&self.slabs);
         let own = slabs.next_number(session)?;
         slabs.blocks.add_free(own, block.clone(), stays);
@@ -240,7 +259,8 @@ impl Slabs {
         drop(slabs);
         self.freed.lose(|known| retired.contains(&known));
         for (own, slab, is_block) in all {
-            match open(session, &*slab, is_block, None) {
+            let reopened = duplicate_fd(slab.fd()).and_then(|fd| open(session, &*slab, fd, is_block, None));
+            match reopened {
                 Ok(opened) => self.freed.opened(session.generation, own, opened.slab, &opened.live),
                 Err(error) if session.connection.closed().is_some() => return Err(error),
                 Err(_) => {
@@ -306,7 +326,13 @@ fn closed_block((number, block): (u64, Slab)) -> (u64, Arc<dyn SlabMemory>) {
     (number, Arc::new(block))
 }
 
-fn open(session: &Session, slab: &dyn SlabMemory, block: bool, reservation: Option<u64>) -> Result<p::SlabResult> {
+fn open(
+    session: &Session,
+    slab: &dyn SlabMemory,
+    fd: OwnedFd,
+    block: bool,
+    reservation: Option<u64>,
+) -> Result<p::SlabResult> {
     let params = p::SlabParams { bytes: slab.size_bytes() as u64, block, device: slab.device(), reservation };
-    Ok(session.call_long::<p::OpenSlab>(&params, vec![duplicate_fd(slab.fd())?])?.0)
+    Ok(session.call_long::<p::OpenSlab>(&params, vec![fd])?.0)
 }

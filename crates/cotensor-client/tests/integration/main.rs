@@ -3,5 +3,6 @@
 
 mod golden;
 mod lost_answers;
+mod reserved_slabs;
 mod scripted;
 mod session_end;
