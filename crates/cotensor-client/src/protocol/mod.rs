@@ -62,7 +62,7 @@ methods! { METHODS:
     /// Opens a slab, in which the session places small tensors itself. The request's descriptor is its memory, sealed against
     /// resizing and new writers.
     OpenSlab "slab.open": SlabParams => SlabResult;
-    /// Closes a slab: the session publishes nothing more in it. Its tensors stay.
+    /// Closes a slab, in which the session leases nothing, or a block: the session publishes nothing more in it. Its tensors stay.
     CloseSlab "slab.close": CloseSlabParams => Empty;
     /// Publishes a tensor in one of the session's slabs.
     PublishSlab "tensor.publish_slab": PublishSlabParams => Published;

@@ -136,20 +136,16 @@ fn open_block(caller: &Caller, file: SlabFile, owner: &Arc<dyn SlabOwner>) -> An
 }
 
 pub(super) async fn close_slab(caller: Caller, params: CloseSlabParams) -> Answer<Empty> {
-    let closed = caller.lock().remove_slab(params.slab).ok_or_else(|| no_slab(params.slab))?;
+    let closed = caller.lock().remove_slab(params.slab)?;
     drop(closed);
     Ok(NOTHING.into())
-}
-
-fn no_slab(number: u64) -> Error {
-    Error::not_found(format!("this session has no slab {number}")).in_field("slab")
 }
 
 pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> Answer<Published> {
     let spec = params.spec.to_domain()?;
     let holder = caller.holder(&params.holder)?;
     let layout = spec.layout()?;
-    let (slab, is_block) = match caller.lock().slabs.get(&params.slab).ok_or_else(|| no_slab(params.slab))? {
+    let (slab, is_block) = match caller.lock().slab(params.slab)? {
         entry @ SlabEntry::Shared { .. } => (Arc::clone(entry.slab()), false),
         entry @ SlabEntry::Block(_) => (Arc::clone(entry.slab()), true),
     };

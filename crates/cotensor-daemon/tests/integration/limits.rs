@@ -2,7 +2,8 @@
 
 use crate::support::{Running, spec};
 use cotensor_client::protocol as p;
-use cotensor_core::{ContentHash, ErrorKind};
+use cotensor_core::{ContentHash, Device, ErrorKind};
+use cotensor_memory::Slab;
 use cotensor_store::{Lease, Store, TensorStore};
 
 fn put(store: &dyn Store, name: &str, bytes: usize) -> cotensor_core::Result<Lease> {
@@ -81,4 +82,33 @@ fn results_of_a_claim_are_distinct_and_limited() {
     assert!(finish(vec![id(1), id(2), id(1)]).contains("twice"));
     // After an error the key can be claimed again.
     assert!(finish((0..5000).map(id).collect()).contains("more than 4096"));
+}
+
+/// The slab counts for the leases of its session, so it counts as long as they exist.
+#[test]
+fn slab_with_leases_of_its_session_is_not_closed() {
+    const BYTES: usize = 1 << 20;
+    let running = Running::start(|config| config.max_client_bytes = 3 * BYTES as u64 / 2);
+    let raw = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
+    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".to_owned(), ..Default::default() };
+    raw.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
+    let open = || {
+        let memory = Slab::create(BYTES).unwrap();
+        let params = p::SlabParams { bytes: BYTES as u64, block: false, device: Device::Cpu, reservation: None };
+        raw.call::<p::OpenSlab>(&params, vec![memory.fd().try_clone_to_owned().unwrap()], None)
+    };
+    let slab = open().unwrap().0.slab;
+    let spec = p::Spec::from(&spec("x", BYTES));
+    let (holder, copies) = (String::new(), Vec::new());
+    let params = p::PublishSlabParams { slab, offset: 0, spec, holder, ticket: None, expected: None, copies };
+    let id = raw.call::<p::PublishSlab>(&params, Vec::new(), None).unwrap().0.id;
+    let close = || raw.call::<p::CloseSlab>(&p::CloseSlabParams { slab }, Vec::new(), None).map(drop);
+    let refused = close().unwrap_err();
+    assert_eq!((refused.kind(), refused.field()), (ErrorKind::Conflict, Some("slab")), "{refused}");
+    assert_eq!(open().unwrap_err().kind(), ErrorKind::OverBudget, "it counts");
+    let leases = vec![p::LeaseParams { id, holder: String::new() }];
+    raw.call::<p::Release>(&p::ReleaseParams { leases }, Vec::new(), None).unwrap();
+    close().unwrap();
+    assert_eq!(close().unwrap_err().kind(), ErrorKind::NotFound);
+    open().unwrap();
 }

@@ -4,6 +4,7 @@ use super::handles::HandleTable;
 use super::segments::SegmentTable;
 use crate::state::broker::Share;
 use crate::state::segment::Slab;
+use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::backend::{Charge, TensorCharge};
 use cotensor_store::{BlobPack, Holder, Lease, SegmentCharge, TensorId, TensorSpec, Ticket};
 use std::collections::{HashMap, HashSet};
@@ -74,6 +75,10 @@ impl SlabEntry {
     }
 }
 
+fn no_slab(number: u64) -> Error {
+    Error::not_found(format!("this session has no slab {number}")).in_field("slab")
+}
+
 impl Resources {
     /// Adds a slab. Returns the number of its segment.
     pub(crate) fn add_slab(&mut self, entry: SlabEntry) -> u64 {
@@ -85,10 +90,27 @@ impl Resources {
     }
 
     /// Takes out a slab.
-    pub(crate) fn remove_slab(&mut self, number: u64) -> Option<SlabEntry> {
-        let entry = self.slabs.remove(&number)?;
-        self.segments.remove_use(entry.fd().as_raw_fd());
-        Some(entry)
+    ///
+    /// # Errors
+    /// `NotFound` for another number; `Conflict` while the session leases tensors in a slab, which charges it for them.
+    pub(crate) fn remove_slab(&mut self, number: u64) -> Result<SlabEntry> {
+        let entry = self.slab(number)?;
+        let (fd, is_shared) = (entry.fd().as_raw_fd(), matches!(entry, SlabEntry::Shared { .. }));
+        if is_shared && self.segments.get(fd).is_some_and(|segment| segment.uses > 1) {
+            let message = format!("this session leases tensors in its slab {number}: release them first");
+            return Err(Error::new(ErrorKind::Conflict, message).in_field("slab"));
+        }
+        let entry = self.slabs.remove(&number).ok_or_else(|| no_slab(number))?;
+        self.segments.remove_use(fd);
+        Ok(entry)
+    }
+
+    /// The slab or block with a number.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(crate) fn slab(&self, number: u64) -> Result<&SlabEntry> {
+        self.slabs.get(&number).ok_or_else(|| no_slab(number))
     }
 
     /// Whether it is the number of a slab, which is charged as a whole.

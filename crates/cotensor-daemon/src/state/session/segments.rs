@@ -17,7 +17,7 @@ pub(super) struct SegmentEntry {
     /// The size in bytes.
     pub(super) bytes: u64,
     /// The number of leases and slabs of the session in it.
-    uses: usize,
+    pub(super) uses: usize,
     /// Whether the client has its descriptor.
     pub(super) sent: bool,
 }
