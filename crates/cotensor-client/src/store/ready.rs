@@ -24,7 +24,21 @@ pub trait KeepsMemory: Send + Sync {
 pub(super) struct ReadyMemory {
     parts: Mutex<Vec<Weak<dyn KeepsMemory>>>,
     /// The bytes that the daemon shows, beside the blocks, which it knows.
-    shown: Mutex<u64>,
+    shown: Mutex<Shown>,
+}
+
+/// The sum of changes. Two threads that change one part may report in the other order, so the sum may be below 0 for a moment.
+#[derive(Default)]
+struct Shown(i128);
+
+impl Shown {
+    fn change(&mut self, before: u64, now: u64) {
+        self.0 += i128::from(now) - i128::from(before);
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::try_from(self.0.max(0)).unwrap_or(u64::MAX)
+    }
 }
 
 impl ReadyMemory {
@@ -49,14 +63,14 @@ impl ReadyMemory {
     /// A part that had `before` bytes has `now`. Reports all in the present session.
     pub(super) fn change(&self, before: u64, now: u64, session: impl FnOnce() -> Arc<Session>) {
         let mut all = lock(&self.shown);
-        *all = all.saturating_sub(before).saturating_add(now);
+        all.change(before, now);
         // Under the lock: the daemon gets the totals in their order.
-        report(&session(), *all);
+        report(&session(), all.bytes());
     }
 
     /// Reports it in a new session.
     pub(super) fn reopen(&self, session: &Session) {
-        let all = *lock(&self.shown);
+        let all = lock(&self.shown).bytes();
         if all > 0 {
             report(session, all);
         }
@@ -95,6 +109,18 @@ mod tests {
         fn give_up_oldest(&self) {
             lock(&self.0).remove(0);
         }
+    }
+
+    #[test]
+    fn changes_in_another_order_have_the_same_sum() {
+        let mut shown = Shown::default();
+        let steps = [(30, 10), (0, 30), (5, 10), (10, 5)].map(|(before, now)| {
+            shown.change(before, now);
+            shown.bytes()
+        });
+        assert_eq!(steps, [0, 10, 15, 10]);
+        shown.change(10, 0);
+        assert_eq!(shown.bytes(), 0);
     }
 
     #[test]
