@@ -2,7 +2,7 @@
 
 use crate::support::{Daemon, until};
 use cotensor::core::{DType, Device};
-use cotensor::memory::{CudaDriver, CudaMemory, DRIVER_VARIABLE, MANAGEMENT_VARIABLE};
+use cotensor::memory::{CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE, MANAGEMENT_VARIABLE};
 use cotensor::store::{Retention, TensorSpec, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_fake_cuda::FakeCuda;
@@ -315,8 +315,11 @@ fn memory_of_gpus_is_shown_with_the_bytes_of_no_process() {
     fake.attribute(1, std::process::id(), 1 << 20).unwrap();
 
     let own = std::process::id().to_string();
+    let listed: Vec<String> = driver.devices().unwrap().into_iter().map(|device| device.uuid).collect();
     let run = |arguments: &[&str]| {
-        let output = daemon.command(arguments).env(MANAGEMENT_VARIABLE, fake.library()).output().unwrap();
+        let mut command = daemon.command(arguments);
+        command.env(MANAGEMENT_VARIABLE, fake.library()).env(DEVICES_VARIABLE, listed.join(","));
+        let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };

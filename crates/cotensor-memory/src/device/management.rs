@@ -180,7 +180,8 @@ impl Management {
         self.check("reading the UUID of a GPU", code)?;
         let uuid = CStr::from_bytes_until_nul(&uuid).unwrap_or_default().to_string_lossy().into_owned();
         let (total_bytes, used_bytes) = self.memory(gpu)?;
-        let device = number_of(&uuid, index).ok().map(Device::Cuda);
+        // The library has an order of its own.
+        let device = number_of(&uuid).map(Device::Cuda);
         Ok(GpuUsage { device, uuid, total_bytes, used_bytes, processes: self.processes(gpu) })
     }
 
@@ -281,7 +282,8 @@ mod tests {
         let [first, second] = gpu_usage_by(&fake.library()).unwrap().try_into().unwrap();
         assert_eq!((first.used_bytes, first.unattributed_bytes(), first.total_bytes), (0, Some(0), 1 << 30));
         assert_eq!(second.uuid, "GPU-636f7465-6e73-6f72-2066-616b00000001");
-        assert_eq!((second.device, second.used_bytes), (Some(Device::Cuda(1)), 10 << 20));
+        // No list and no file of the driver names the fake's devices.
+        assert_eq!((second.device, second.used_bytes), (None, 10 << 20));
         assert_eq!(second.processes, Some([(17, Some(2 << 20)), (18, Some(1 << 20))].into()));
         assert_eq!(second.unattributed_bytes(), Some(7 << 20));
         // A process whose bytes the driver does not tell.

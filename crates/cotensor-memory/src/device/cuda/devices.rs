@@ -126,12 +126,10 @@ impl CudaDriver {
     }
 }
 
-/// The number on the machine of the device with a UUID, which a library of the driver calls `ordinal`.
-///
-/// # Errors
-/// `Unsupported` where it is not known.
-pub(in crate::device) fn number_of(uuid: &str, ordinal: u32) -> Result<u32> {
-    Numbering::of_this_process().number(uuid, ordinal)
+/// The number on the machine of the device with a UUID, for a program that does not know its number in CUDA. None where neither the user's list
+/// nor the driver's files have it.
+pub(in crate::device) fn number_of(uuid: &str) -> Option<u32> {
+    Numbering::of_this_process().machine_number(uuid)
 }
 
 /// How a device's number on the machine is found.
@@ -150,16 +148,22 @@ impl Numbering {
         Self { listed, known: known(Path::new(GPUS)), renumbered: renumbered(|name| std::env::var_os(name)) }
     }
 
+    /// By the user's list; without one, by the driver's files.
+    fn machine_number(&self, uuid: &str) -> Option<u32> {
+        match &self.listed {
+            Some(listed) => listed.split(',').position(|entry| is_same(entry.trim(), uuid))?.try_into().ok(),
+            None => self.known.iter().find(|(known, _)| is_same(known, uuid)).map(|(_, number)| *number),
+        }
+    }
+
     /// By the user's list; else by the driver's files; else the number of the process, if there are no such files and no variable changes
     /// that. A device that is not in the driver's files is a part of one (MIG), or a container has other files.
     fn number(&self, uuid: &str, ordinal: u32) -> Result<u32> {
-        if let Some(listed) = &self.listed {
-            let place = listed.split(',').position(|entry| is_same(entry.trim(), uuid));
-            let missing = || Error::unsupported(format!("{uuid} is not in the list")).in_field(DEVICES_VARIABLE);
-            return place.and_then(|place| u32::try_from(place).ok()).ok_or_else(missing);
+        if let Some(number) = self.machine_number(uuid) {
+            return Ok(number);
         }
-        if let Some((_, number)) = self.known.iter().find(|(known, _)| is_same(known, uuid)) {
-            return Ok(*number);
+        if self.listed.is_some() {
+            return Err(Error::unsupported(format!("{uuid} is not in the list")).in_field(DEVICES_VARIABLE));
         }
         let reason = match self.renumbered {
             None if self.known.is_empty() => return Ok(ordinal),
@@ -243,14 +247,14 @@ mod tests {
         let mut numbering = Numbering { listed: None, known, renumbered: Some("CUDA_VISIBLE_DEVICES") };
         assert_eq!(numbering.number(UUID, 0).unwrap(), 5);
         numbering.listed = Some(format!("GPU-ffff, {UUID}"));
-        assert_eq!(numbering.number(UUID, 0).unwrap(), 1);
+        assert_eq!((numbering.number(UUID, 0).unwrap(), numbering.machine_number(UUID)), (1, Some(1)));
         let error = numbering.number("GPU-eeee", 0).unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some(DEVICES_VARIABLE)));
         (numbering.listed, numbering.known) = (None, Vec::new());
         let error = numbering.number(UUID, 0).unwrap_err().to_string();
         assert!(error.contains("CUDA_VISIBLE_DEVICES") && error.contains(DEVICES_VARIABLE), "{error}");
         numbering.renumbered = None;
-        assert_eq!(numbering.number(UUID, 3).unwrap(), 3);
+        assert_eq!((numbering.number(UUID, 3).unwrap(), numbering.machine_number(UUID)), (3, None));
         // The driver's files have the device that this one is a part of.
         numbering.known = vec![("GPU-ffff".to_owned(), 0)];
         let error = numbering.number(&UUID.replace("GPU", "MIG"), 0).unwrap_err().to_string();
