@@ -204,18 +204,29 @@ impl Management {
 
     /// The processes of a GPU, each once. None if the library does not name them.
     fn processes(&self, gpu: usize) -> Option<BTreeMap<u32, Option<u64>>> {
-        let mut found = BTreeMap::new();
         let [first, others @ ..] = &*self.functions.processes else { return None };
-        let mut add = |listed: Vec<ProcessInfo>| {
-            for ProcessInfo { pid, used_bytes, .. } in listed {
-                // A process that computes and draws is in both lists, with the same bytes.
-                found.insert(pid, (used_bytes != NOT_AVAILABLE).then_some(used_bytes));
-            }
-        };
-        add(list(*first, gpu)?);
-        others.iter().filter_map(|read| list(*read, gpu)).for_each(add);
-        Some(found)
+        let lists = std::iter::once(list(*first, gpu)?).chain(others.iter().filter_map(|read| list(*read, gpu)));
+        Some(bytes_of_each(lists))
     }
+}
+
+/// The bytes of each process; none where the driver does not tell those of a part (MIG). A process is in a list once for each part that it
+/// uses. One that computes and draws is in both lists, with the same bytes.
+fn bytes_of_each(lists: impl Iterator<Item = Vec<ProcessInfo>>) -> BTreeMap<u32, Option<u64>> {
+    let mut all: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+    for list in lists {
+        let mut found = BTreeMap::new();
+        for ProcessInfo { pid, used_bytes, .. } in list {
+            let sum = found.entry(pid).or_insert(Some(0_u64));
+            let bytes = (used_bytes != NOT_AVAILABLE).then_some(used_bytes);
+            *sum = sum.zip(bytes).map(|(sum, bytes)| sum.saturating_add(bytes));
+        }
+        for (pid, bytes) in found {
+            let known = all.entry(pid).or_default();
+            *known = (*known).max(bytes);
+        }
+    }
+    all
 }
 
 impl Drop for Management {
@@ -295,6 +306,16 @@ mod tests {
         assert_eq!((second.processes.clone(), second.unattributed_bytes()), (None, None));
         fake.fail("nvmlDeviceGetMemoryInfo_v2", 25).unwrap();
         assert_eq!(gpu_usage_by(&fake.library()).unwrap()[1].used_bytes, 11 << 20, "with the driver's own");
+    }
+
+    #[test]
+    fn parts_of_a_process_are_added_and_both_lists_are_one() {
+        let info = |(pid, used_bytes, gpu_instance)| ProcessInfo { pid, used_bytes, gpu_instance, compute_instance: 0 };
+        let list = |of: &[(u32, u64, u32)]| of.iter().copied().map(info).collect::<Vec<_>>();
+        let computing = list(&[(1, 5, 0), (1, 7, 1), (2, 3, 0), (3, 4, 0), (3, NOT_AVAILABLE, 1)]);
+        let drawing = list(&[(2, 3, 0), (1, 5, 0), (4, 1, 0)]);
+        let expected = [(1, Some(12)), (2, Some(3)), (3, None), (4, Some(1))].into();
+        assert_eq!(bytes_of_each([computing, drawing].into_iter()), expected);
     }
 
     #[test]
