@@ -4,9 +4,10 @@ use super::connection::connect;
 use super::gpu_memory;
 use crate::args::{LsArgs, StatArgs, TensorOrder, WhoArgs};
 use crate::launch::Program;
-use crate::output::{count, print, print_json};
+use crate::output::{count, print, print_json, report_exactly, warning_line};
 use crate::table::{Table, duration, elements, plain, shape};
 use cotensor::core::{Device, Error, ErrorKind, Result, size};
+use cotensor::memory::DEVICES_VARIABLE;
 use cotensor::store::{DeviceStats, KeptTensors, Stats, StoreReports};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
@@ -213,7 +214,8 @@ struct Named {
 }
 
 impl Named {
-    /// Adds the devices that have the tensors. Without the driver's library, only the daemon's figures are known.
+    /// Adds the devices that have the tensors. Without the driver's library, only the daemon's figures are known. What could not be read is a
+    /// warning.
     fn add_devices(&mut self, store: &ClientStore) {
         let host = Device::default().to_string();
         let on = |device: &str| {
@@ -221,9 +223,13 @@ impl Named {
                 && self.tensors.iter().flat_map(|found| &found.versions).any(|tensor| tensor.device == device)
         };
         let devices: Vec<_> = store.stats().devices.into_iter().filter(|stats| on(&stats.device)).collect();
-        if !devices.is_empty() {
-            let is_one = |gpu: &GpuScan| gpu.device.as_deref().is_some_and(on);
-            self.gpus = gpus().unwrap_or_default().into_iter().filter(is_one).collect();
+        if devices.iter().any(|stats| stats.device.starts_with("cuda:")) {
+            let (gpus, unread) = gpus();
+            let unnamed = gpus.iter().filter(|gpu| gpu.device.is_none());
+            let unnamed =
+                unnamed.map(|gpu| format!("the number of {} is not known: {DEVICES_VARIABLE} lists UUIDs", gpu.uuid));
+            unread.into_iter().chain(unnamed).for_each(|text| report_exactly(&warning_line(&text)));
+            self.gpus = gpus.into_iter().filter(|gpu| gpu.device.as_deref().is_some_and(on)).collect();
         }
         self.devices = devices;
     }

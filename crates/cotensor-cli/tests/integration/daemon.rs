@@ -341,8 +341,13 @@ fn memory_of_gpus_is_shown_with_the_bytes_of_no_process() {
     let missing = daemon.command(&["who", "weights"]).env(MANAGEMENT_VARIABLE, "/nonexistent").output().unwrap();
     let text = String::from_utf8(missing.stdout).unwrap();
     assert!(missing.status.success() && text.contains("on cuda:1: 4.00 MiB") && !text.contains("in use"), "{text}");
+    fake.fail("nvmlDeviceGetUUID", 999).unwrap();
+    assert!(run(&["scan", "--pid", &own]).contains("note: not all GPUs were read: GPU 1: "));
     fake.fail("nvmlInit_v2", 999).unwrap();
     assert!(run(&["scan", "--pid", &own]).contains("note: GPUs were not read: "));
+    let unread = daemon.command(&["who", "weights"]).env(MANAGEMENT_VARIABLE, fake.library()).output().unwrap();
+    let warning = String::from_utf8(unread.stderr).unwrap();
+    assert!(unread.status.success() && warning.contains("warning: GPUs were not read: "), "{warning}");
 }
 
 #[test]

@@ -50,11 +50,12 @@ impl GpuUsage {
     }
 }
 
-/// Reads the memory of all GPUs by the library that [`MANAGEMENT_VARIABLE`] names, else the installed one.
+/// Reads the memory of all GPUs by the library that [`MANAGEMENT_VARIABLE`] names, else the installed one. A GPU that cannot be read is an error
+/// among the others.
 ///
 /// # Errors
 /// `NotFound` without the library, `Io` for one that does not work.
-pub fn gpu_usage() -> Result<Vec<GpuUsage>> {
+pub fn gpu_usage() -> Result<Vec<Result<GpuUsage>>> {
     let named = std::env::var_os(MANAGEMENT_VARIABLE).filter(|path| !path.is_empty());
     gpu_usage_by(Path::new(named.as_deref().unwrap_or(LIBRARY.as_ref())))
 }
@@ -63,12 +64,14 @@ pub fn gpu_usage() -> Result<Vec<GpuUsage>> {
 ///
 /// # Errors
 /// As [`gpu_usage`].
-pub fn gpu_usage_by(path: &Path) -> Result<Vec<GpuUsage>> {
+pub fn gpu_usage_by(path: &Path) -> Result<Vec<Result<GpuUsage>>> {
     let management = Management::open(path)?;
     let mut count = 0;
     // SAFETY: `count` outlives the call (see the module).
     management.check("counting GPUs", unsafe { (management.functions.count)(&raw mut count) })?;
-    (0..count).map(|index| management.usage(index)).collect()
+    Ok((0..count)
+        .map(|index| management.usage(index).map_err(|error| error.prefixed(format!("GPU {index}"))))
+        .collect())
 }
 
 /// `nvmlMemory_t`.
@@ -290,7 +293,8 @@ mod tests {
         let _kept = memory.reserve(9 << 20).unwrap().freeze().unwrap();
         fake.attribute(1, 17, 2 << 20).unwrap();
         fake.attribute(1, 18, 1 << 20).unwrap();
-        let [first, second] = gpu_usage_by(&fake.library()).unwrap().try_into().unwrap();
+        let read = |index| gpu_usage_by(&fake.library()).unwrap().swap_remove(index).unwrap();
+        let (first, second) = (read(0), read(1));
         assert_eq!((first.used_bytes, first.unattributed_bytes(), first.total_bytes), (0, Some(0), 1 << 30));
         assert_eq!(second.uuid, "GPU-636f7465-6e73-6f72-2066-616b00000001");
         // No list and no file of the driver names the fake's devices.
@@ -299,13 +303,13 @@ mod tests {
         assert_eq!(second.unattributed_bytes(), Some(7 << 20));
         // A process whose bytes the driver does not tell.
         fake.attribute(1, 19, u64::MAX).unwrap();
-        let second = gpu_usage_by(&fake.library()).unwrap().remove(1);
+        let second = read(1);
         assert_eq!((second.processes.as_ref().unwrap()[&19], second.unattributed_bytes()), (None, None));
         fake.fail("nvmlDeviceGetComputeRunningProcesses_v3", 999).unwrap();
-        let second = gpu_usage_by(&fake.library()).unwrap().remove(1);
+        let second = read(1);
         assert_eq!((second.processes.clone(), second.unattributed_bytes()), (None, None));
         fake.fail("nvmlDeviceGetMemoryInfo_v2", 25).unwrap();
-        assert_eq!(gpu_usage_by(&fake.library()).unwrap()[1].used_bytes, 11 << 20, "with the driver's own");
+        assert_eq!(read(1).used_bytes, 11 << 20, "with the driver's own");
     }
 
     #[test]
@@ -325,12 +329,20 @@ mod tests {
         assert!(error.to_string().contains(MANAGEMENT_VARIABLE), "{error}");
         assert_eq!(gpu_usage_by(Path::new("libc.so.6")).unwrap_err().kind(), ErrorKind::Unsupported);
         let fake = FakeCuda::start().unwrap();
-        for function in ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetHandleByIndex_v2"] {
-            fake.fail(function, 999).unwrap();
-            let error = gpu_usage_by(&fake.library()).unwrap_err();
+        let is_an_error = |function: &str, error: Error| {
             assert_eq!(error.kind(), ErrorKind::Io, "{function}");
             assert!(error.to_string().contains("Unknown Error"), "{error}");
             fake.repair().unwrap();
+        };
+        for function in ["nvmlInit_v2", "nvmlDeviceGetCount_v2"] {
+            fake.fail(function, 999).unwrap();
+            is_an_error(function, gpu_usage_by(&fake.library()).unwrap_err());
+        }
+        for function in ["nvmlDeviceGetUUID", "nvmlDeviceGetHandleByIndex_v2"] {
+            fake.fail(function, 999).unwrap();
+            let error = gpu_usage_by(&fake.library()).unwrap().remove(0).unwrap_err();
+            assert!(error.to_string().contains("GPU 0"), "{error}");
+            is_an_error(function, error);
         }
     }
 }

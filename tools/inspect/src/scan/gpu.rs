@@ -1,7 +1,7 @@
 //! The memory of GPUs, and the processes that have it.
 
 use super::process;
-use cotensor_core::Result;
+use cotensor_core::{ErrorKind, Result};
 use cotensor_memory::{GpuUsage, gpu_usage};
 use serde::Serialize;
 
@@ -33,12 +33,27 @@ pub struct GpuProcess {
     pub bytes: Option<u64>,
 }
 
-/// Reads the memory of all GPUs, by the management library of NVIDIA's driver. It takes no memory of a GPU.
-///
-/// # Errors
-/// `NotFound` without the library, `Io` for one that does not work.
-pub fn gpus() -> Result<Vec<GpuScan>> {
-    Ok(gpu_usage()?.into_iter().map(described).collect())
+/// Reads the memory of all GPUs, by the management library of NVIDIA's driver. It takes no memory of a GPU. Also returns what could not be read;
+/// a machine without the library has no GPU.
+pub fn gpus() -> (Vec<GpuScan>, Vec<String>) {
+    scanned(gpu_usage())
+}
+
+fn scanned(found: Result<Vec<Result<GpuUsage>>>) -> (Vec<GpuScan>, Vec<String>) {
+    let (mut gpus, mut unread) = (Vec::new(), Vec::new());
+    match found {
+        Ok(found) => {
+            for usage in found {
+                match usage {
+                    Ok(usage) => gpus.push(described(usage)),
+                    Err(error) => unread.push(format!("not all GPUs were read: {error}")),
+                }
+            }
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => unread.push(format!("GPUs were not read: {error}")),
+    }
+    (gpus, unread)
 }
 
 fn described(usage: GpuUsage) -> GpuScan {
@@ -55,7 +70,18 @@ fn described(usage: GpuUsage) -> GpuScan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_core::Device;
+    use cotensor_core::{Device, Error};
+
+    #[test]
+    fn gpus_that_are_read_are_reported_beside_the_others() {
+        let gpu = GpuUsage { device: None, uuid: "GPU-1".to_owned(), total_bytes: 2, used_bytes: 1, processes: None };
+        let broken = || Error::new(ErrorKind::Io, "broken");
+        let (gpus, unread) = scanned(Ok(vec![Err(broken()), Ok(gpu)]));
+        assert_eq!((&*gpus[0].uuid, gpus.len()), ("GPU-1", 1));
+        assert!(unread.len() == 1 && unread[0].contains("broken"), "{unread:?}");
+        assert_eq!(scanned(Err(broken())).1.len(), 1);
+        assert_eq!(scanned(Err(Error::not_found("no library"))), (Vec::new(), Vec::new()));
+    }
 
     #[test]
     fn processes_have_their_commands() {

@@ -159,12 +159,8 @@ impl Walk<'_> {
         pairs.sort_by_key(|pair| std::cmp::Reverse(pair.duplicate_bytes));
         pairs.truncate(LISTED_MAX);
         let mut notes = self.notes();
-        let gpus = gpu::gpus().unwrap_or_else(|error| {
-            if error.kind() != ErrorKind::NotFound {
-                notes.push(format!("GPUs were not read: {error}"));
-            }
-            Vec::new()
-        });
+        let (gpus, unread) = gpu::gpus();
+        notes.extend(unread);
         let advice = advice::advice(&reports, &self.used, ADVISED_BYTES_MIN, LISTED_MAX);
         if let Some(limit) = &self.stopped {
             self.unread.push(Unread { pid: None, bytes: None, reason: format!("the rest: {limit}") });
