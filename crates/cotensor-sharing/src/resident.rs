@@ -1,7 +1,7 @@
 //! Copies of published tensors in the memory of a device: one for all programs.
 
 use cotensor_core::{DType, Device, Error, ErrorKind, Hasher, Kind, Result};
-use cotensor_store::{Claim, CopyReason, Holder, Key, Lease, Store, TensorId, TensorSpec};
+use cotensor_store::{Claim, CopyReason, Holder, Key, Lease, NAME_BYTES_MAX, Store, TensorId, TensorSpec};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -51,10 +51,13 @@ impl ResidentCopy<'_> {
         Ok(self.key())
     }
 
-    /// The copy as a tensor of `holder`.
+    /// The copy as a tensor of `holder`. The key identifies it: a name that is too long is cut.
     pub fn spec(&self, holder: &Holder) -> TensorSpec {
         let (source, Range { start, end }, identity) = (self.source.name(), &self.bytes, self.identity);
-        let name = format!("{source}[{start}..{end}] on {identity}");
+        let part = format!("[{start}..{end}] on {identity}");
+        let mut name = source[..source.floor_char_boundary(NAME_BYTES_MAX.saturating_sub(part.len()))].to_owned();
+        name.push_str(&part);
+        name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
         let spec = TensorSpec::new(name, DType::U8, &[self.bytes.len()]).on(self.device);
         TensorSpec { kind: Kind::Weight, producer: holder.name().to_owned(), ..spec }
     }
@@ -135,8 +138,12 @@ mod tests {
     }
 
     fn publish(store: &LocalStore, content: &[u8]) -> Lease {
+        publish_as(store, "model", content)
+    }
+
+    fn publish_as(store: &LocalStore, name: &str, content: &[u8]) -> Lease {
         let holder = store.holder("producer");
-        let mut reservation = store.reserve(TensorSpec::new("model", DType::U8, &[content.len()]), &holder).unwrap();
+        let mut reservation = store.reserve(TensorSpec::new(name, DType::U8, &[content.len()]), &holder).unwrap();
         reservation.write(content, CopyReason::Put).unwrap();
         reservation.publish().unwrap()
     }
@@ -188,6 +195,20 @@ mod tests {
         let new = copy(&second, 0..50).lease(&*store, &holder, WAIT).unwrap();
         let found = [&old, &new].map(|resident| resident.lease.copy_to_host().unwrap());
         assert_eq!((found, device.live_bytes()), ([vec![1; 50], vec![2; 50]], 100));
+    }
+
+    #[test]
+    fn copies_of_tensors_with_long_names_are_shared() {
+        let (store, _) = store(1000);
+        let sources = [1, 2].map(|value| publish_as(&store, &format!("{}{value}", "ü".repeat(511)), &[value; 100]));
+        for identity in ["simulated:test", &"identity ".repeat(200)] {
+            let copies = sources.each_ref().map(|source| ResidentCopy { identity, ..copy(source, 0..100) });
+            let lease = |copy: &ResidentCopy<'_>| copy.lease(&*store, &store.holder("user"), WAIT).unwrap();
+            let [first, second] = copies.each_ref().map(lease);
+            let found = [&first, &second, &lease(&copies[0])].map(|one| one.lease.copy_to_host().unwrap()[0]);
+            assert_eq!(found, [1, 2, 1], "{}", first.lease.name());
+            assert_eq!(lease(&copies[0]).copied_bytes, 0);
+        }
     }
 
     #[test]
