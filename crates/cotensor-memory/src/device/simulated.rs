@@ -1,7 +1,7 @@
 //! The memory of simulated devices, which processes share.
 
 use crate::process::create_memfd;
-use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, range_within};
 use rustix::fs::fstat;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,8 +58,10 @@ impl Memory for SimulatedMemory {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        padded(len)?;
         if len > SEGMENT_BYTES_MAX {
-            return Err(Error::invalid(format!("{len} bytes; the simulated device has {SEGMENT_BYTES_MAX}")));
+            let message = format!("{len} bytes; {} has {SEGMENT_BYTES_MAX}", self.device());
+            return Err(Error::new(ErrorKind::OverBudget, message));
         }
         let io = |error: std::io::Error| Error::io("cannot reserve memory of the simulated device", &error);
         let file = File::from(create_memfd("simulated device")?);
@@ -154,6 +156,8 @@ mod tests {
         assert_eq!(device.live_bytes(), 0);
         let segment = device.reserve(10).unwrap().freeze().unwrap();
         assert_eq!((device.live_bytes(), segment.bytes()), (10, None));
+        let error = device.reserve(SEGMENT_BYTES_MAX + 1).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::OverBudget, "as a device without room: {error}");
     }
 
     #[test]
