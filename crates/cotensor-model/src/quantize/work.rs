@@ -1,8 +1,9 @@
 //! The folder in which a copy of a model is written until all of it is there.
 
 use super::files::io;
-use cotensor_core::{Error, Result};
-use std::fs::{self, File};
+use cotensor_core::{Error, ErrorKind, Result};
+use std::fs::{self, File, Metadata, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Between the name of a target and the number of the process.
@@ -35,16 +36,30 @@ impl Work {
         let path = work_folder(target);
         fs::create_dir(&path).map_err(io("writing", target))?;
         match File::open(&path) {
-            Ok(folder) => {
-                // A file system without locks has the numbers of processes only.
-                let _ = folder.try_lock();
-                Ok(Self { path, _lock: folder })
-            }
+            Ok(folder) => Self::locked(path, folder),
             Err(error) => {
-                let _ = fs::remove_dir_all(&path);
+                // Empty, or that of another process since.
+                let _ = fs::remove_dir(&path);
                 Err(Error::io("opening", &error).in_file(path))
             }
         }
+    }
+
+    /// Locks `folder`, which was opened at `path`.
+    ///
+    /// # Errors
+    /// `Conflict` if another process has removed it before, or is about to; `Io`.
+    fn locked(path: PathBuf, folder: File) -> Result<Self> {
+        let is_free = match folder.try_lock() {
+            Err(TryLockError::WouldBlock) => false,
+            // A file system without locks. No process removes a folder there that it cannot lock.
+            Ok(()) | Err(TryLockError::Error(_)) => is_at(&folder, &path).map_err(io("opening", &path))?,
+        };
+        if is_free {
+            return Ok(Self { path, _lock: folder });
+        }
+        let message = "another process has removed the new folder, which has its process number in its name; try again";
+        Err(Error::new(ErrorKind::Conflict, message).in_file(path))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -67,8 +82,13 @@ fn remove_left(target: &Path) {
         let process = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.parse::<u32>().ok());
         let is_left = process.is_some_and(|process| process == std::process::id() || has_ended(process));
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_left && is_folder && is_free(&entry.path()) {
-            let _ = fs::remove_dir_all(entry.path());
+        let path = entry.path();
+        // Locked until it is removed: its process may be about to lock it.
+        if is_left
+            && is_folder
+            && let Some(_lock) = lock_of(&path)
+        {
+            let _ = fs::remove_dir_all(path);
         }
     }
 }
@@ -77,9 +97,21 @@ fn has_ended(process: u32) -> bool {
     Path::new("/proc/self").exists() && !Path::new("/proc").join(process.to_string()).exists()
 }
 
-/// Whether no process has locked a folder.
-fn is_free(folder: &Path) -> bool {
-    File::open(folder).is_ok_and(|folder| folder.try_lock().is_ok())
+/// The lock of a folder that no process has locked.
+fn lock_of(path: &Path) -> Option<File> {
+    let folder = File::open(path).ok()?;
+    folder.try_lock().ok()?;
+    is_at(&folder, path).is_ok_and(|is_there| is_there).then_some(folder)
+}
+
+/// Whether an open folder is the one at `path`.
+fn is_at(folder: &File, path: &Path) -> std::io::Result<bool> {
+    let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok(identity(found) == identity(folder.metadata()?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
@@ -123,5 +155,29 @@ mod tests {
         assert!(!locked.exists());
         drop(live.stdin.take());
         live.wait().unwrap();
+    }
+
+    #[test]
+    fn folder_that_was_removed_before_its_lock_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(".new.quantizing-1");
+        let make = || {
+            fs::create_dir(&path).unwrap();
+            File::open(&path).unwrap()
+        };
+        let kind = |opened: File| Work::locked(path.clone(), opened).err().unwrap().kind();
+        let removed = make();
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(kind(removed.try_clone().unwrap()), ErrorKind::Conflict);
+        // Another process has made one of the same name.
+        let next = make();
+        assert_eq!(kind(removed), ErrorKind::Conflict);
+        // Another process is about to remove it.
+        let lock = lock_of(&path).unwrap();
+        assert_eq!(kind(next.try_clone().unwrap()), ErrorKind::Conflict);
+        assert!(path.is_dir(), "a folder of another process stays");
+        drop(lock);
+        drop(Work::locked(path.clone(), next).unwrap());
+        assert!(!path.exists());
     }
 }
