@@ -39,17 +39,24 @@ def test_process_with_a_module_on_a_gpu(program: str, tmp_path: Path) -> None:
     [
         (None, "cpu"),
         ({"": "cpu"}, "cpu"),
-        ({"": "cuda"}, "cuda:0"),
+        ({"": "cuda"}, "cuda:3"),
+        ({"": torch.device("cuda")}, "cuda:3"),
+        ({"a": "cuda", "b": 3}, "cuda:3"),
         ({"a": 1, "b": "cuda:1", "c": "meta"}, "cuda:1"),
         ({"a": torch.device("cuda", 2)}, "cuda:2"),
     ],
 )
-def test_device_map_of_one_device(device_map: Any, device: str) -> None:
+def test_device_map_of_one_device(device_map: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA without a number is the current device."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert wanted_device(device_map) == torch.device(device)
 
 
-@pytest.mark.parametrize("device_map", [{"a": 0, "b": 1}, {"a": "cpu", "b": 0}, {"": "mps"}, {"": "disk"}])
-def test_other_device_maps_are_refused(device_map: Any) -> None:
+@pytest.mark.parametrize(
+    "device_map", [{"a": 0, "b": 1}, {"a": "cpu", "b": 0}, {"a": "cuda:0", "b": "cuda"}, {"": "mps"}, {"": "disk"}]
+)
+def test_other_device_maps_are_refused(device_map: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     with pytest.raises(UnsupportedError, match="shared weights are on") as raised:
         wanted_device(device_map)
     assert raised.value.field == "device_map"

@@ -160,8 +160,7 @@ def _finalize(original: Any) -> Any:
 
 def wanted_device(device_map: Any) -> torch.device:
     """The one device of a `device_map`. Raises :class:`UnsupportedError` for several, and for one without shared memory."""
-    named = {f"cuda:{device}" if isinstance(device, int) else str(device) for device in (device_map or {}).values()}
-    named = {"cuda:0" if device == "cuda" else device for device in named - {"meta"}} or {"cpu"}
+    named = {_indexed(device) for device in (device_map or {}).values()} - {"meta"} or {"cpu"}
     if len(named) > 1:
         first, second = sorted(named)[:2]
         raise UnsupportedError(f"device_map has {first} and {second}, and shared weights are on one device", field="device_map")
@@ -170,6 +169,12 @@ def wanted_device(device_map: Any) -> torch.device:
         message = f"device_map has {device}, and shared weights are on the host or on a CUDA device"
         raise UnsupportedError(message, field="device_map")
     return torch.device(device)
+
+
+def _indexed(device: Any) -> str:
+    """The name of a value of a `device_map`. As for PyTorch, CUDA without a number is the current device."""
+    name = f"cuda:{device}" if isinstance(device, int) else str(device)
+    return f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name
 
 
 def _is_same_dtype(load_config: Any) -> bool:
