@@ -1,6 +1,8 @@
 """Copies under the names of other nodes' tensors, without a cluster."""
 
 import random
+import sys
+import threading
 
 import pytest
 
@@ -10,7 +12,7 @@ np = pytest.importorskip("numpy")
 from conftest import serving  # noqa: E402
 from ray_common import until  # noqa: E402
 
-from cotensor import NotFoundError  # noqa: E402
+from cotensor import NotFoundError, OverBudgetError  # noqa: E402
 from cotensor.ray import named, transfer  # noqa: E402
 from cotensor.ray.handle import Spec  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
@@ -105,26 +107,40 @@ def test_what_this_node_publishes_during_a_copy_is_not_replaced(here, other, use
     here.store.remove("x")
 
 
-@pytest.mark.parametrize("is_group", [False, True])
-def test_what_this_node_publishes_just_before_a_copy_is_not_replaced(here, other, user, is_group, monkeypatch):
-    builder = Spec.builder
+@pytest.fixture
+def around_publication(monkeypatch):
+    """Sets two functions that are called before and after each publication of a copy."""
 
-    class Late:
-        """A builder of a copy: another process publishes the name when all bytes are here and have been looked at."""
-
+    class Builder:
         def __init__(self, builder):
             self._builder = builder
 
         def __getattr__(self, name):
-            if name in ("publish", "_publish_if"):
-                publish(here.store, 2, is_group)
             return getattr(self._builder, name)
 
+        def _publish_if(self, former):
+            calls[0]()
+            tensor = self._builder._publish_if(former)
+            calls[1]()
+            return tensor
+
+    def around(before=lambda: None, after=lambda: None):
+        calls[:] = before, after
+
+    builder, calls = Spec.builder, []
+    around()
+    monkeypatch.setattr(Spec, "builder", lambda *arguments, **options: Builder(builder(*arguments, **options)))
+    return around
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_what_this_node_publishes_just_before_a_copy_is_not_replaced(here, other, user, is_group, around_publication):
     publish(other.store, 1, is_group)
     here.bring("x")
     with user.get("x"):
         publish(other.store, 3, is_group)
-        monkeypatch.setattr(Spec, "builder", lambda *arguments, **options: Late(builder(*arguments, **options)))
+        # When all bytes are here and have been looked at.
+        around_publication(lambda: publish(here.store, 2, is_group))
         here.update()
         assert (first(here.store), here.pulls.count, here.names()) == (2, 1, []), "in place of a former copy"
     here.store.remove("x")
@@ -180,6 +196,83 @@ def test_an_agent_that_is_started_again_knows_its_copies(here, other):
     assert named.Named("own", here.store, here.pulls, list).names() == []
     for name in here.store.names():
         here.store.remove(name)
+
+
+def test_an_agent_that_is_killed_while_it_publishes_a_copy_knows_it_in_its_next_life(here, other, user, around_publication):
+    found = []
+
+    def look():
+        again = named.Named("own", here.store, here.pulls, list)
+        found.append((again.names(), again.newest(["x"])))
+        # The process was not killed, and its list is the one that it has made.
+        here._listed = None
+        here._write_list()
+
+    around_publication(look, look)
+    publish(other.store, 1, False)
+    first_id = other.store.get("x").id
+    here.bring("x")
+    assert found == [([], {}), (["x"], {"x": ("other", first_id)})]
+    with user.get("x"):
+        publish(other.store, 2, False)
+        here.update()
+    assert found[2:] == [(["x"], {"x": ("other", first_id)}), (["x"], {"x": ("other", other.store.get("x").id)})]
+    # In place of the copy, which was not published yet.
+    here.store.remove("x")
+    around_publication(lambda: (here.store.put("x", np.ones(3)), look()))
+    here.bring("x")
+    assert found[4:] == [([], {"x": ("own", here.store.get("x").id)})]
+    here.store.remove("x")
+
+
+def test_a_copy_is_described_as_one_as_soon_as_it_is_visible(here, other, around_publication):
+    found = []
+
+    def described():
+        found.append(here.describe("x"))
+
+    def ends_or_waits():
+        frame = sys._current_frames().get(thread.ident)
+        return not thread.is_alive() or (frame is not None and frame.f_code.co_name == "wait")
+
+    thread = threading.Thread(target=described)
+    around_publication(after=lambda: (thread.start(), until("the thread ends or waits", ends_or_waits)))
+    publish(other.store, 1, False)
+    here.bring("x")
+    thread.join(60)
+    assert found[0].is_copy and here.names() == ["x"]
+    here.store.remove("x")
+
+
+def test_a_copy_is_not_published_without_room_for_the_list(here, other, monkeypatch):
+    publish(other.store, 1, False)
+
+    class Full:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def empty(self, name, *arguments, **options):
+            if name == named._LIST:
+                raise OverBudgetError("full")
+            return store.empty(name, *arguments, **options)
+
+    store = here.store
+    monkeypatch.setattr(here, "_store", Full())
+    with pytest.raises(OverBudgetError):
+        here.bring("x")
+    assert "x" not in store.names() and other.left == [1] and here.describe("x") is None
+
+
+def test_the_list_of_copies_stays_when_memory_is_needed(other):
+    with serving("--max-memory=64MiB") as daemon, daemon.connect() as store, daemon.connect() as user:
+        here = named.Named("own", store, Pulls(Holdings(), other), list)
+        publish(other.store, 1, False)
+        here.bring("x")
+        with user.get("x"):
+            for number in range(40):
+                store.put(f"{number}", np.ones(4 << 20, "u1")).release()
+            assert "0" not in store.names()
+            assert named.Named("own", store, Pulls(Holdings(), other), list).names() == ["x"]
 
 
 def test_an_agent_that_is_starting_is_waited_for(here, other):

@@ -1,5 +1,6 @@
 """The rules of functions and models of cotensor.ray, without a cluster."""
 
+import json
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -144,6 +145,22 @@ def test_copies_are_known_while_they_are_the_newest_versions():
     assert copies.origin("m", (5, 2)) is None, "this node has published it"
     assert copies.origin("n", None) is None, "it was freed"
     assert copies.names() == [] and copies.by_node() == {}
+
+
+def test_an_expected_copy_is_one_if_the_name_has_another_version_of_its_fingerprint():
+    for id_, fingerprint, is_copy in (((5, 2), "f", True), ((5, 2), "g", False), ((5, 1), "f", False), (None, "", False)):
+        copies = Copies()
+        copies.add("m", (5, 1), "node", (3, 1))
+        copies.expect("m", (5, 1), ("node", (3, 2)), "f")
+        copies = Copies.of(json.loads(json.dumps(copies.entries())))
+        assert copies.expected() == ["m"]
+        copies.settle("m", id_, fingerprint)
+        assert copies.expected() == [] and copies.origin("m", (5, 2)) == (("node", (3, 2)) if is_copy else None)
+    copies = Copies()
+    copies.expect("m", None, ("node", (3, 2)), "f")
+    copies.withdraw("m")
+    copies.settle("m", (5, 1), "f")
+    assert copies.origin("m", (5, 1)) is None
 
 
 def test_only_workers_collect_in_a_thread(monkeypatch):

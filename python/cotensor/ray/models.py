@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tuple, TypeVar
+from typing import Any, Dict, List, NamedTuple, Optional, Protocol, Tuple, TypeVar
 
 from ..errors import ConflictError
 from .handle import Id, Spec
@@ -78,29 +78,68 @@ class _Copy(NamedTuple):
     source: Id
 
 
+class _Expected(NamedTuple):
+    """A copy whose publication begins."""
+
+    #: The version that it replaces.
+    former: Optional[Id]
+    node: str
+    source: Id
+    fingerprint: str
+
+
 class Copies:
-    """The copies that an agent has made under the names of other nodes' tensors."""
+    """The copies that an agent has made under the names of other nodes' tensors, and those that it is publishing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._copies: Dict[str, _Copy] = {}
+        self._expected: Dict[str, _Expected] = {}
 
     @classmethod
-    def of(cls, entries: Iterable[Any]) -> Copies:
+    def of(cls, entries: Any) -> Copies:
         """Those that :meth:`entries` has given, also after JSON has turned ids into lists."""
         copies = cls()
-        for name, (id_, node, source) in entries:
+        published, expected = entries
+        for name, (id_, node, source) in published:
             copies.add(str(name), (id_[0], id_[1]), str(node), (source[0], source[1]))
+        for name, (former, node, source, fingerprint) in expected:
+            replaced = None if former is None else (former[0], former[1])
+            copies.expect(str(name), replaced, (str(node), (source[0], source[1])), str(fingerprint))
         return copies
 
-    def entries(self) -> List[Any]:
-        """All, in the order of names, as values of JSON."""
+    def entries(self) -> Tuple[List[Any], List[Any]]:
+        """All, in the order of names, as values of JSON: the published ones and the expected ones."""
         with self._lock:
-            return sorted(self._copies.items())
+            return sorted(self._copies.items()), sorted(self._expected.items())
+
+    def expect(self, name: str, former: Optional[Id], origin: Tuple[str, Id], fingerprint: str) -> None:
+        """A copy of a publisher's version will be published in place of the version ``former``, or under a free name."""
+        with self._lock:
+            self._expected[name] = _Expected(former, *origin, fingerprint)
+
+    def expected(self) -> List[str]:
+        """The names of the copies whose publication has begun, and has neither succeeded nor failed."""
+        with self._lock:
+            return sorted(self._expected)
+
+    def settle(self, name: str, id_: Optional[Id], fingerprint: str) -> None:
+        """The name has the version ``id_`` after a publication with an unknown outcome. Another version than before, of the
+        fingerprint that was expected, is the copy."""
+        with self._lock:
+            expected = self._expected.pop(name, None)
+            if expected is not None and id_ not in (None, expected.former) and fingerprint == expected.fingerprint:
+                self._copies[name] = _Copy(id_, expected.node, expected.source)
+
+    def withdraw(self, name: str) -> None:
+        """The expected copy was not published."""
+        with self._lock:
+            self._expected.pop(name, None)
 
     def add(self, name: str, id_: Id, node: str, source: Id) -> None:
-        """A copy of version ``source`` of a publisher has arrived, as version ``id_``."""
+        """A copy of version ``source`` of a publisher has been published, as version ``id_``."""
         with self._lock:
+            self._expected.pop(name, None)
             self._copies[name] = _Copy(id_, node, source)
 
     def origin(self, name: str, id_: Optional[Id]) -> Optional[Tuple[str, Id]]:

@@ -33,11 +33,16 @@ def described(node: str, tensor: Tensor, origin: Optional[Tuple[str, Id]] = None
     return Described(node, tensor.name, tensor.id, spec, fingerprint, origin or (node, tensor.id))
 
 
-def _read_list(store: Store) -> Copies:
-    """The copies that a former life of the agent has made."""
-    with contextlib.suppress(NotFoundError, ValueError, TypeError), store.get(_LIST) as tensor:
-        return Copies.of(json.loads(tensor.tobytes()))
-    return Copies()
+def _read_list(store: Store) -> Tuple[Copies, Optional[Tensor]]:
+    """The copies that a former life of the agent has made, and the list of them."""
+    try:
+        listed = store.get(_LIST)
+    except NotFoundError:
+        return Copies(), None
+    try:
+        return Copies.of(json.loads(listed.tobytes())), listed
+    except (ValueError, TypeError):
+        return Copies(), listed
 
 
 class _Replaced(Exception):
@@ -45,19 +50,15 @@ class _Replaced(Exception):
 
 
 class _Target(TensorTarget):
-    """Publishes a copy in place of the version ``former`` of its name, or under a free name for ``None``."""
+    """Memory that ``publish`` publishes."""
 
-    def __init__(self, builder: TensorBuilder, former: Optional[Id]) -> None:
+    def __init__(self, builder: TensorBuilder, publish: Callable[[TensorBuilder], Tensor]) -> None:
         super().__init__(builder)
-        self._former = former
+        self._publish = publish
 
     def publish(self) -> Tensor:
         """See :class:`~cotensor.ray.pulls.Target`."""
-        try:
-            # In one request: a process of this node may publish the name at any time.
-            return self._builder._publish_if(self._former)
-        except ConflictError as error:
-            raise _Replaced from error
+        return self._publish(self._builder)
 
 
 class Named:
@@ -69,21 +70,27 @@ class Named:
 
     def __init__(self, node: str, store: Store, pulls: Pulls, start: Callable[[Sequence[str]], List[str]]) -> None:
         self._node, self._store, self._pulls, self._start = node, store, pulls, start
-        self._copies = _read_list(store)
+        #: Leased: without the list, the next life of this agent would take all copies for tensors that this node has published.
+        self._copies, self._list = _read_list(store)
         self._list_lock = threading.Lock()
         #: The entries of the list in the store.
         self._listed = self._copies.entries()
+        for name in self._copies.expected():
+            self._settle(name)
+        self._try_to_write_list()
         #: For names that are looked for and copied.
         self._alone: Alone[str] = Alone()
+        #: For names whose copy is published and entered, or whose version is read and compared with the copy.
+        self._versions: Alone[str] = Alone()
 
     def names(self) -> List[str]:
         """The names of the copies that other nodes' tensors have here."""
-        return [name for name in self._copies.names() if self._current(name) is not None]
+        return [name for name in self._copies.names() if self._current(name)[0] is not None]
 
     def describe(self, name: str) -> Optional[Described]:
         """The tensor of a name on this node."""
         try:
-            with self._store.get(name) as tensor:
+            with self._versions.with_key(name), self._store.get(name) as tensor:
                 return described(self._node, tensor, self._copies.origin(name, tensor.id))
         except CotensorError:
             return None
@@ -92,9 +99,9 @@ class Named:
         """The publishers and versions of those of the names that this node has."""
         found = {}
         for name in names:
-            id_ = self._current(name)
+            id_, origin = self._current(name)
             if id_ is not None:
-                found[name] = self._copies.origin(name, id_) or (self._node, id_)
+                found[name] = origin or (self._node, id_)
         return found
 
     def bring(self, name: str) -> None:
@@ -104,7 +111,7 @@ class Named:
         :class:`IoError` if no node that has it sends it.
         """
         with self._alone.with_key(name):
-            if self._current(name) is None:
+            if self._current(name)[0] is None:
                 self._bring(name, self._sources(name), None)
 
     def update(self) -> None:
@@ -118,22 +125,31 @@ class Named:
                         self._update(name, node)
         # Forgets the copies that were freed or replaced.
         self.names()
-        self._write_list()
+        self._try_to_write_list()
 
     def _write_list(self) -> None:
-        """Keeps the list of the copies in the store, if it has changed. Without room for it, the next update tries again."""
-        with self._list_lock, contextlib.suppress(CotensorError):
+        """Keeps the list of the copies in the store, if it has changed. Raises :class:`OverBudgetError` without room for it."""
+        with self._list_lock:
             entries = self._copies.entries()
             if entries == self._listed:
                 return
-            if entries:
+            former = self._list
+            if any(entries):
                 text = json.dumps(entries).encode()
                 target = TensorTarget(self._store.empty(_LIST, (len(text),), "uint8", keep=True))
                 target.memory()[:] = text
-                target.publish().release()
+                self._list = target.publish()
             else:
                 self._store.remove(_LIST, missing_ok=True)
+                self._list = None
+            if former is not None:
+                former.release()
             self._listed = entries
+
+    def _try_to_write_list(self) -> None:
+        """Without room, the next update tries again. The list has a new copy as an expected one."""
+        with contextlib.suppress(CotensorError):
+            self._write_list()
 
     def _update(self, name: str, node: str) -> None:
         with self._alone.with_key(name):
@@ -153,14 +169,47 @@ class Named:
             if found is not None:
                 self._bring(name, [found], former)
 
-    def _current(self, name: str) -> Optional[Id]:
-        """The version of a name on this node."""
-        found = None
+    def _current(self, name: str) -> Tuple[Optional[Id], Optional[Tuple[str, Id]]]:
+        """The version of a name on this node, and its origin if it is a copy. Forgets a copy that was freed or replaced."""
+        with self._versions.with_key(name):
+            found = None
+            with contextlib.suppress(CotensorError), self._store.get(name) as tensor:
+                found = tensor.id
+            return found, self._copies.origin(name, found)
+
+    def _publish(self, builder: TensorBuilder, source: Described, former: Optional[Id]) -> Tensor:
+        """Publishes a copy in place of the version ``former`` of its name, or under a free name for ``None``.
+
+        Raises :class:`_Replaced` if the name has another version, and :class:`OverBudgetError` without room for the list.
+        """
+        name = source.name
+        with self._versions.with_key(name):
+            # Before other processes see the copy: this process can be killed at any time. The origin is the publisher, also if
+            # another copy was read: newer versions come from there.
+            self._copies.expect(name, former, source.origin, source.fingerprint)
+            try:
+                self._write_list()
+            except BaseException:
+                self._copies.withdraw(name)
+                raise
+            try:
+                # In one request: a process of this node may publish the name at any time.
+                tensor = builder._publish_if(former)
+            except ConflictError as error:
+                self._copies.withdraw(name)
+                raise _Replaced from error
+            except BaseException:
+                self._settle(name)
+                raise
+            self._copies.add(name, tensor.id, *source.origin)
+            return tensor
+
+    def _settle(self, name: str) -> None:
+        """Finds out whether a copy was published: a former life of this agent, or an answer, has ended before that was known."""
+        id_, fingerprint = None, ""
         with contextlib.suppress(CotensorError), self._store.get(name) as tensor:
-            found = tensor.id
-        # Forgets a copy that was freed or replaced.
-        self._copies.origin(name, found)
-        return found
+            id_, fingerprint = tensor.id, described(self._node, tensor).fingerprint
+        self._copies.settle(name, id_, fingerprint)
 
     def _sources(self, name: str) -> List[Described]:
         # The names of handles are of one node. A node without an agent has no daemon.
@@ -187,10 +236,8 @@ class Named:
                 continue
             if tensor is None:
                 return
-            with tensor:
-                # Its publisher, also if another copy was read: newer versions come from there.
-                self._copies.add(name, tensor.id, *source.origin)
-            self._write_list()
+            tensor.release()
+            self._try_to_write_list()
             return
         assert error is not None
         raise error
@@ -209,7 +256,7 @@ class Named:
 
         def target() -> _Target:
             builder = source.spec.builder(self._store, source.name, keep=True)
-            return _Target(builder, former)
+            return _Target(builder, lambda builder: self._publish(builder, source, former))
 
         try:
             with self._pulls.arriving(key) as arrival:
