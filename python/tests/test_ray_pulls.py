@@ -53,10 +53,10 @@ class Node:
         self.origin.trees.leave(bytes.fromhex(token), self.name)
         self.origin.left.append(self.name)
 
-    def other(self, key, timeout):
+    def copies(self, key, timeout):
         """As an agent asks the others."""
         found = [one for one in self.others if any(copy is not None for copy in (one.holdings.copy(key), one.orphan(key)))]
-        return found[0].server.address if found else None
+        return (one.server.address for one in found)
 
     def orphan(self, key):
         return self.orphans.lease(key)
@@ -207,6 +207,34 @@ def test_copies_of_a_node_that_has_ended_are_read_until_their_memory_is_needed(n
     assert not set(first.store.names()) - before and first.orphans.lease(KEY) is None, "their memory was needed"
     with pytest.raises(IoError, match="does not answer"):
         second.pull()
+
+
+def test_the_next_copy_is_read_when_one_has_ended_since_its_node_answered(nodes, origin):
+    ended, freed, third, node = nodes
+
+    def does_not_answer(*_):
+        raise IoError("the node does not answer")
+
+    for one in (ended, freed, third):
+        one.pull()
+    origin.server.close()
+    node.join, node.others = does_not_answer, [ended, freed, third]
+    asked = node.copies
+
+    def copies(key, timeout):
+        addresses = list(asked(key, timeout))
+        ended.server.close()
+        freed.holdings.end_copies(bytes.fromhex(TOKEN))
+        return iter(addresses)
+
+    node.copies = copies
+    assert bytes(node.pull()) == DATA and third.server.sent_bytes == SIZE
+    node.holdings.end_copies(bytes.fromhex(TOKEN))
+    third.holdings.end_copies(bytes.fromhex(TOKEN))
+    node.copies = lambda *_: iter([ended.server.address, third.server.address])
+    with pytest.raises(IoError, match="does not answer"):
+        node.pull()
+    assert node.holdings.wanted() == {}
 
 
 def test_the_copies_of_nodes_that_have_ended_are_limited(nodes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, List, Optional
+from typing import Callable, Iterator, List, Optional
 
 from .._native import Tensor
 from .holdings import Key
@@ -27,11 +27,12 @@ class OtherAgents:
         with contextlib.suppress(Exception):
             running_agent(node).unserve.remote(token, self._node)
 
-    def other(self, key: Key, timeout: float) -> Optional[Address]:
-        """The first node that answers that it has a copy of a tensor."""
+    def copies(self, key: Key, timeout: float) -> Iterator[Address]:
+        """The nodes that answer that they have a copy of a tensor."""
         nodes = [node for node in others(self._node) if node != key[0]]
-        found = answers(self._node, "copy_at", *key, timeout=timeout, nodes=nodes)
-        return next((address for _, address in found if address is not None), None)
+        for _, address in answers(self._node, "copy_at", *key, timeout=timeout, nodes=nodes):
+            if address is not None:
+                yield address
 
     def orphan(self, key: Key) -> Optional[Tensor]:
         """The copy here of a tensor whose node has ended."""

@@ -38,8 +38,8 @@ class Origins(Protocol):
     def leave(self, node: str, token: str) -> None:
         """The copy did not succeed."""
 
-    def other(self, key: Key, timeout: float) -> Optional[Address]:
-        """A node that has a copy of a tensor whose own node does not answer."""
+    def copies(self, key: Key, timeout: float) -> Iterator[Address]:
+        """The nodes that have a copy of a tensor whose own node does not answer, in the order of their answers."""
 
     def orphan(self, key: Key) -> Optional[Tensor]:
         """The copy here of a tensor whose node has ended. The caller has the lease."""
@@ -162,11 +162,11 @@ class Pulls:
             self._holdings.add_copy(key, orphan)
             return orphan
         left = _ERROR_SECONDS - (time.monotonic() - began)
-        other = self._origins.other(key, max(left, _OTHERS_SECONDS_MIN))
-        if other is None:
-            return None
-        with self.arriving(key) as arrival:
-            return self._add(arrival, [(other, _name_of(key))], key, token, name, target)
+        for address in self._origins.copies(key, max(left, _OTHERS_SECONDS_MIN)):
+            # A copy can end after the answer, and so can its node.
+            with contextlib.suppress(IoError, NotFoundError, RefusedError), self.arriving(key) as arrival:
+                return self._add(arrival, [(address, _name_of(key))], key, token, name, target)
+        return None
 
     def _add(
         self, arrival: Arrival, sources: List[Source], key: Key, token: str, name: str, target: Callable[[], Target[Tensor]]
