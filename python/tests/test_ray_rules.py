@@ -122,6 +122,18 @@ def test_copies_of_older_versions_are_no_sources():
     assert sources("m", [old, other, new]) == [other, new], "an equal tensor of another publisher"
 
 
+def test_versions_of_different_lives_of_a_publisher_are_not_compared():
+    """A daemon's first id is a random number."""
+    before, after = of("c", origin=("a", (900, 3))), of("d", origin=("a", (5, 1)))
+    for found in ([before, after], [after, before]):
+        with pytest.raises(ConflictError, match=f"m: node {found[0].node} and node {found[1].node} have different tensors"):
+            sources("m", found)
+    publisher = of("a", id_=(5, 1))
+    assert sources("m", [before, publisher, after]) == [publisher, after]
+    older, newer = of("e", origin=("a", (5, 2))), of("f", origin=("a", (5, 10)))
+    assert sources("m", [older, newer]) == [newer]
+
+
 def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
     stores = [Store(), Store()]
     stores[1].put("other", np.ones(3))

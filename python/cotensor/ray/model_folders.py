@@ -57,9 +57,9 @@ class Folder(NamedTuple):
     is_copy: bool
 
     @property
-    def origin(self) -> Tuple[str, int]:
+    def origin(self) -> Tuple[str, Tuple[int, int]]:
         """Folders of equal content are one model, also if the node of the first one has ended."""
-        return self.fingerprint, 0
+        return self.fingerprint, (0, 0)
 
     @property
     def nbytes(self) -> int:

@@ -25,8 +25,9 @@ class Offer(Protocol):
         """Whether an agent has copied it from another node."""
 
     @property
-    def origin(self) -> Tuple[str, Any]:
-        """The publisher and the version there: equal for equal bytes, and larger for newer versions of a publisher."""
+    def origin(self) -> Tuple[str, Tuple[Any, Any]]:
+        """The publisher and the version there, equal for equal bytes. Of versions with the same first part, the newer one is
+        larger. Others cannot be compared: the publisher was started again, or had removed the name."""
 
 
 class Described(NamedTuple):
@@ -54,18 +55,24 @@ def sources(name: str, found: List[_O], what: str = "tensors") -> List[_O]:
     """Those from which a copy can come, in this order: what nodes have published, and copies of just that. If no publisher is
     among them, the copies of the newest version of each.
 
-    Raises :class:`ConflictError` if two nodes have published different ``what`` under one name.
+    Raises :class:`ConflictError` if two nodes have published different ``what`` under one name, or have copies of which the newer
+    one is not known.
     """
     published = [each for each in found if not each.is_copy]
-    newest: Dict[str, Any] = {}
-    for publisher, version in (each.origin for each in published or found):
-        newest[publisher] = max(version, newest.get(publisher, version))
-    current = [each for each in found if each.origin in newest.items()]
-    first, *others = published or current
-    for other in others:
-        if other.fingerprint != first.fingerprint:
+    newest: Dict[Tuple[str, Any], Any] = {}
+    for publisher, (series, number) in (each.origin for each in published or found):
+        newest[publisher, series] = max(number, newest.get((publisher, series), number))
+    versions = {(publisher, (series, number)) for (publisher, series), number in newest.items()}
+    current = [each for each in found if each.origin in versions]
+    first, *_ = published or current
+    known: Dict[str, _O] = {}
+    for other in published or current:
+        publisher, (series, _) = other.origin
+        same = known.setdefault(publisher, other)
+        if other.fingerprint != first.fingerprint or series != same.origin[1][0]:
+            conflicting = first if other.fingerprint != first.fingerprint else same
             raise ConflictError(
-                f"{name}: node {first.node} and node {other.node} have {'published ' if published else ''}different {what} "
+                f"{name}: node {conflicting.node} and node {other.node} have {'published ' if published else ''}different {what} "
                 "under this name: remove one, or use another name",
                 field=name,
             )
