@@ -22,6 +22,7 @@ ALONE = [
     "module_is_one_tensor_on_its_device",
     "publication_follows_the_work_of_the_device",
     "training_module_is_warned_of",
+    "buffers_of_parts_in_training_mode_are_private",
     "places_that_differ_are_named",
     "failed_copy_publishes_nothing",
     "shared_weights_of_another_device_are_refused",

@@ -34,8 +34,27 @@ class OnDevice(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is torch.ops.aten.detach.default, f"{func} on a device that does not exist"
-        return args[0].shown()
+        shown: OnDevice = args[0]
+        aten = torch.ops.aten
+        if func is aten.detach.default:
+            return shown.shown()
+        if func is aten.clone.default:
+            assert shown.is_contiguous()
+            nbytes, driver = shown.numel() * shown.element_size(), Driver()
+            address = driver.allocate(-(-nbytes // UNIT) * UNIT)
+            driver.write(address, driver.read(shown.address, nbytes))
+            return OnDevice(address, shown.shape, shown.stride(), shown.dtype)
+        if func is aten.slice.Tensor:
+            _, dimension, start, end = args
+            assert (shown.dim(), dimension, start) == (1, 0, 0)
+            return OnDevice(shown.address, (min(end, len(shown)),), (1,), shown.dtype, shown.keep)
+        if func is aten.view.dtype:
+            count = shown.numel() * shown.element_size() // args[1].itemsize
+            return OnDevice(shown.address, (count,), (1,), args[1], shown.keep)
+        if func is aten.as_strided.default:
+            _, shape, stride, offset = args
+            return OnDevice(shown.address + offset * shown.element_size(), shape, stride, shown.dtype, shown.keep)
+        raise AssertionError(f"{func} on a device that does not exist")
 
     def shown(self) -> OnDevice:
         return OnDevice(self.address, self.shape, self.stride(), self.dtype, self.keep)

@@ -43,7 +43,7 @@ def names(module: torch.nn.Module) -> List[str]:
 
 
 def module_is_one_tensor_on_its_device(store: cotensor.Store) -> None:
-    driver, module = Driver(), Model()
+    driver, module = Driver(), Model().eval()
     before = to_device(driver, module)
     assert sorted(before) == sorted(names(module))
     used, parameters = machine().used(), list(module.parameters())
@@ -53,7 +53,7 @@ def module_is_one_tensor_on_its_device(store: cotensor.Store) -> None:
     assert machine().used() == used + devices.UNIT, "one segment"
     assert all(now is then for now, then in zip(module.parameters(), parameters)), "optimizers keep their parameters"
     with shared.on_meta():
-        other = Model()
+        other = Model().eval()
     shared.attach(other, "m", store)
     state = shared.state_dict("m", store)
     assert set(state) == set(names(module)) - {"flags"}
@@ -115,6 +115,36 @@ def training_module_is_warned_of(store: cotensor.Store) -> None:
     shared.publish(module, "m", store)
     assert len(messages) == 1 and "attach=False" in messages[0], messages
     assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def buffers_of_parts_in_training_mode_are_private(store: cotensor.Store) -> None:
+    driver, module = Driver(), Model()
+    before = to_device(driver, module)
+    module.norm.eval()
+    shared.publish(module, "m", store)
+    whole = store["m"]
+    with shared.on_meta():
+        other = Model()
+    shared.attach(other, "m", store)
+    for shown, has_statistics in ((module, True), (other, False)):
+        for name, tensor in [*shown.named_parameters(remove_duplicate=False), *shown.named_buffers()]:
+            assert isinstance(tensor, OnDevice)
+            assert (tensor.dtype, tensor.stride()) == (before[name].dtype, before[name].stride())
+            assert torch.equal(elements(driver, tensor), before[name]), name
+            is_shared = isinstance(tensor, torch.nn.Parameter) or name.startswith("norm") and has_statistics
+            if tensor.numel():
+                assert (whole.data_ptr <= tensor.address < whole.data_ptr + whole.nbytes) == is_shared, name
+        head, tail = shown.head, shown.tail
+        assert isinstance(head, OnDevice) and isinstance(tail, OnDevice)
+        assert tail.address - head.address == 40 * 8, "tensors that overlap still do"
+    assert fill(driver, module.norm.running_mean, 1) == devices.INVALID_VALUE
+    assert fill(driver, other.norm.running_mean, 1) == fill(driver, other.norm.num_batches_tracked, 1) == 0
+    assert bytes_of(elements(driver, other.norm.running_mean)) == b"\1" * 4 * 200
+    assert torch.equal(elements(driver, module.norm.running_mean), before["norm.running_mean"])
+    buffer = other.norm.running_mean
+    shared.publish(module, "m", store)
+    assert shared.refresh(other) and other.norm.running_mean is buffer
+    assert torch.equal(elements(driver, buffer), before["norm.running_mean"]), "local writes are lost"
 
 
 def places_that_differ_are_named(store: cotensor.Store) -> None:

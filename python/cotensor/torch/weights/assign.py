@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -164,6 +164,15 @@ def _check(name: str, tensor: torch.Tensor, entry: TensorEntry, same_dtype: bool
         raise UnsupportedError(f"{message}: use to({str(place.device)!r}) or to('meta')", field=name)
     if same_dtype and dtype in DTYPES and tensor.dtype != DTYPES[dtype]:
         raise InvalidError(f"{name}: {tensor.dtype} in the module, published as {dtype}", field=name)
+
+
+def written_storages(planned: Plan, manifest: Manifest) -> FrozenSet[int]:
+    """The storages that a forward pass may write: those of buffers of parts in training mode, such as running statistics."""
+    return frozenset(
+        manifest.tensors[index].storage
+        for index, found in planned.targets
+        if any(kind != PARAMETER and owner.training for _, kind, _, owner, _ in found)
+    )
 
 
 def assign(planned: Plan, manifest: Manifest, shown: List[torch.Tensor], requires_grad: Optional[bool]) -> None:

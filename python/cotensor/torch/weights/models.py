@@ -19,7 +19,7 @@ from ..modes import default_modes
 from ..progress import Progress
 from ..store import leased, resolve
 from . import write
-from .assign import Naming, assign, naming, plan
+from .assign import Naming, assign, naming, plan, written_storages
 from .collect import check_complete, gather, places, plain_module
 from .follow import Gate, check_compiler
 from .manifest import read_manifest
@@ -88,7 +88,8 @@ def publish(
 
     A module on a CUDA device is published on that device, for the programs that use it there. Its published memory cannot be
     written: the parameters of an attached module do not require gradients there, and a kernel that writes them ends with an
-    illegal address.
+    illegal address. Buffers of parts in training mode, such as running statistics, get private copies there. ``eval()`` before
+    shares them; no forward pass in training mode may follow then.
 
     ``store`` is the daemon's by default. ``keep`` and ``producer`` are as for :meth:`cotensor.Store.put`. ``progress`` is a
     function of the bytes done and the total bytes, or True for a tqdm bar; by default a bar appears on a terminal after two
@@ -143,7 +144,7 @@ def attach(
     A write in place, as by an optimizer, makes private copies of pages in this process.
 
     A model that was published on a CUDA device is attached there: the module is on the meta device or on that one. Its memory
-    cannot be written, so ``requires_grad`` is False by default.
+    cannot be written, so ``requires_grad`` is False by default, and buffers of parts in training mode are as for :func:`publish`.
 
     ``version`` selects a version, which another lease has to keep. ``strict`` is as for
     :meth:`torch.nn.Module.load_state_dict`. ``same_dtype`` refuses dtypes that differ from the module's. With ``follow``, the
@@ -288,7 +289,7 @@ def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Op
     planned = plan(
         module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype, names=state.names, place=place
     )
-    shown = write.views(whole, manifest, data)
+    shown = write.views(whole, manifest, data, written_storages(planned, manifest))
     requires_grad = state.requires_grad
     if requires_grad is None and not place.is_host:
         requires_grad = False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Iterator, List, NamedTuple, Sequence, Tuple
+from typing import AbstractSet, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import torch
 
 from ..._native import Tensor, TensorBuilder, cuda_device
 from ...errors import CorruptError, UnsupportedError
+from ..modes import default_modes
 from ..progress import STEP_BYTES
 from .manifest import ITEM_BYTES, Manifest, span
 
@@ -119,14 +120,25 @@ def as_torch(tensor: Tensor) -> torch.Tensor:
     return shown
 
 
-def views_on_device(whole: Tensor, manifest: Manifest, data: int) -> List[torch.Tensor]:
-    """A tensor on the GPU for each entry. Each keeps the lease."""
+def views_on_device(whole: Tensor, manifest: Manifest, data: int, private: AbstractSet[int]) -> List[torch.Tensor]:
+    """A tensor on the GPU for each entry. Each keeps the lease. Those of the storages ``private`` are in copies, which this
+    process can write."""
+    copies: Dict[int, torch.Tensor] = {}
     shown = []
     for entry in manifest.tensors:
+        offset, length = manifest.storages[entry.storage]
         start = data
         if 0 not in entry.shape:
-            start += manifest.storages[entry.storage][0] + entry.offset * ITEM_BYTES[entry.dtype]
+            start += offset + entry.offset * ITEM_BYTES[entry.dtype]
         if not hasattr(torch, entry.dtype):
             raise CorruptError(f"{entry.name}: this torch version has no {entry.dtype}", field=entry.name)
-        shown.append(as_torch(whole.view(start, entry.dtype, entry.shape, entry.stride)))
+        if entry.storage in private and 0 not in entry.shape:
+            with default_modes():
+                if entry.storage not in copies:
+                    copies[entry.storage] = as_torch(whole.view(data + offset, "uint8", (length,))).clone()
+                items = copies[entry.storage][: length - length % ITEM_BYTES[entry.dtype]].view(getattr(torch, entry.dtype))
+                # Without its base, as a tensor of its own.
+                shown.append(items.as_strided(entry.shape, entry.stride, entry.offset).data)
+        else:
+            shown.append(as_torch(whole.view(start, entry.dtype, entry.shape, entry.stride)))
     return shown

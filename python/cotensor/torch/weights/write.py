@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, cast
+from typing import AbstractSet, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 import torch
 
@@ -88,10 +88,19 @@ def _copy(target: torch.Tensor, at: int, part: Part, advance: Callable[[int], No
         advance(stop - start)
 
 
-def views(whole: Tensor, manifest: Manifest, data: int) -> List[torch.Tensor]:
-    """A tensor in shared memory for each entry. Each keeps the lease. On the host, those of one storage share a torch storage."""
+def views(
+    whole: Tensor,
+    manifest: Manifest,
+    data: int,
+    private: AbstractSet[int] = frozenset(),
+) -> List[torch.Tensor]:
+    """A tensor in shared memory for each entry. Each keeps the lease. On the host, those of one storage share a torch storage.
+
+    On the host, writes are private to this process. On a device, only those of the storages ``private``, which are copies, can be
+    written.
+    """
     if not place_of_model(whole).is_host:
-        return views_on_device(whole, manifest, data)
+        return views_on_device(whole, manifest, data, private)
     used = [0] * len(manifest.storages)
     for entry in manifest.tensors:
         used[entry.storage] += 1
