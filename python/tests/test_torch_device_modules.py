@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from conftest import serving
@@ -14,7 +14,7 @@ from cotensor.errors import UnsupportedError
 
 torch = pytest.importorskip("torch")
 
-from cotensor.torch.transformers.patches import wanted_device  # noqa: E402
+from cotensor.torch.transformers.patches import default_device, wanted_device  # noqa: E402
 
 PROGRAMS = "torch_device_programs.py"
 
@@ -26,6 +26,7 @@ ALONE = [
     "places_that_differ_are_named",
     "failed_copy_publishes_nothing",
     "shared_weights_of_another_device_are_refused",
+    "models_of_configurations_are_attached_on_the_default_device",
 ]
 
 
@@ -61,6 +62,25 @@ def test_other_device_maps_are_refused(device_map: Any, monkeypatch: pytest.Monk
     with pytest.raises(UnsupportedError, match="shared weights are on") as raised:
         wanted_device(device_map)
     assert raised.value.field == "device_map"
+
+
+@pytest.mark.parametrize(
+    ("default", "device"),
+    [
+        ("cpu", "cpu"),
+        ("cpu:0", "cpu"),
+        (torch.device("cuda", 2), "cuda:2"),
+        ("meta", "cpu"),
+        (torch.device("mps", 0), None),
+    ],
+)
+def test_default_device(default: Any, device: Optional[str]) -> None:
+    with torch.device(default):
+        if device is not None:
+            assert default_device() == torch.device(device)
+            return
+        with pytest.raises(UnsupportedError, match="the default device is mps:0, and shared weights are on"):
+            default_device()
 
 
 def test_attached_module_outlives_its_publisher(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import tempfile
-from typing import List
+from typing import Any, List
 
 import device_common as devices
 import pytest
@@ -220,6 +220,37 @@ def shared_weights_of_another_device_are_refused(store: cotensor.Store) -> None:
         with shared.shared_weights("other", store):
             loaded = BertModel.from_pretrained(folder)
     assert store["other"].device == "cpu" and loaded.embeddings.word_embeddings.weight.is_cpu
+
+
+def models_of_configurations_are_attached_on_the_default_device(store: cotensor.Store) -> None:
+    from transformers import BertConfig, BertModel, PreTrainedModel
+
+    driver, made = Driver(), []
+    original = vars(PreTrainedModel)["_from_config"].__func__
+
+    def from_config(cls: Any, config: Any, **options: Any) -> Any:
+        """As on a device: PyTorch without CUDA makes the model on the host."""
+        if torch.get_default_device() != torch.device("cuda", 0):
+            return original(cls, config, **options)
+        with torch.device("cpu"):
+            model = original(cls, config, **options)
+        made.append(to_device(driver, model))
+        return model
+
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreTrainedModel, "_from_config", classmethod(from_config))
+        for _ in range(3):
+            torch.manual_seed(1)
+            with shared.shared_weights("bert", store), torch.device("cuda", 0):
+                model = BertModel._from_config(config)
+            for name, tensor in model.named_parameters():
+                assert isinstance(tensor, OnDevice) and torch.equal(elements(driver, tensor), made[0][name])
+        torch.manual_seed(1)
+        with pytest.raises(cotensor.ConflictError, match="bert is published on cuda:0.*made for cpu.*torch.device"):
+            with shared.shared_weights("bert", store):
+                BertModel._from_config(config)
+    assert len(made) == 1 and store["bert"].device == "cuda:0" and store["bert"].version == 1
 
 
 def publishes(store: cotensor.Store) -> None:

@@ -99,6 +99,7 @@ def _from_config(original: Any) -> Any:
         with one_model() as loading:
             if loading is None:
                 return original(cls, config, **kwargs)
+            loading.device = default_device()
             loading.origin = loading.origin.of_config(cls, config, kwargs)
             loading.weights = take_turn(loading, Weights(loading.session.name, False))
             if loading.weights.is_published:
@@ -165,10 +166,23 @@ def wanted_device(device_map: Any) -> torch.device:
         first, second = sorted(named)[:2]
         raise UnsupportedError(f"device_map has {first} and {second}, and shared weights are on one device", field="device_map")
     (device,) = named
-    if device != "cpu" and not device.startswith("cuda:"):
-        message = f"device_map has {device}, and shared weights are on the host or on a CUDA device"
-        raise UnsupportedError(message, field="device_map")
-    return torch.device(device)
+    return _shared(device, "device_map has", "device_map")
+
+
+def default_device() -> torch.device:
+    """The device on which PyTorch makes tensors, and so `from_config` a model: that of `torch.device` as a context or of
+    `torch.set_default_device`. For the meta device, the host. Raises :class:`UnsupportedError` for one without shared memory."""
+    device = str(torch.get_default_device())
+    return _shared("cpu" if device == "meta" else device, "the default device is", "device")
+
+
+def _shared(device: str, found: str, field: str) -> torch.device:
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        message = f"{found} {device}, and shared weights are on the host or on a CUDA device"
+        raise UnsupportedError(message, field=field)
+    # The host has one number.
+    return torch.device("cpu" if kind == "cpu" else device)
 
 
 def _indexed(device: Any) -> str:

@@ -85,7 +85,7 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
     if place.device != loading.device:
         message = (
             f"{name} is published on {place.name} ({place.device} in this process), and this model is made for {loading.device}: "
-            "use another name, or the device_map of the published one"
+            "use another name, or the device of the published one (device_map for from_pretrained, torch.device for from_config)"
         )
         raise OtherModelError(ConflictError(message, field=name), True)
     other = None if loading.session.force else loading.origin.other_than(manifest.source)

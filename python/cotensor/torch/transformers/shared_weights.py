@@ -43,7 +43,8 @@ def shared_weights(
     ``threading.Thread``). If it shares no model, as with ``Model(config)`` and other libraries, it warns at its end: use
     :func:`publish` or :func:`attach` for such models.
 
-    With a ``device_map`` of one CUDA device, the weights are published and attached there (not tried on a GPU yet).
+    With a ``device_map`` of one CUDA device, or with ``from_config`` under such a default device, the weights are published and
+    attached there (not tried on a GPU yet).
 
     Published weights keep their origin: the checkpoint's files, or the class, the configuration and the state of torch's random
     number generator; that state, too, if the files lack weights. A model of another origin would have other values, and is
@@ -53,7 +54,8 @@ def shared_weights(
     ``requires_grad`` is as for :func:`attach`, ``progress`` as for :func:`publish`.
 
     Raises :class:`ConflictError` that names both origins; :class:`InvalidError` with the name of a parameter that does not fit;
-    :class:`UnsupportedError` without transformers 5 or newer, or for a ``device_map`` with several devices.
+    :class:`UnsupportedError` without transformers 5 or newer, for a ``device_map`` with several devices, and for a device that is
+    neither the host nor CUDA.
     """
     if not isinstance(name, str):
         raise InvalidError(f"name: pass a string, not {type(name).__name__}", field="name")
