@@ -1,7 +1,7 @@
 //! Reads the scale and the bias that a graph applies to a matrix product: the logits of CLIP and its relatives.
 
 use super::onnx::Graph;
-use super::proto::{dtype_of, operator, tensor_bytes};
+use super::proto::{dtype_of, operator, with_bytes};
 use cotensor_core::DType;
 use cotensor_core::elements::to_f32;
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
@@ -58,9 +58,8 @@ fn number(graph: &GraphProto, name: &str, depth: usize) -> Option<f32> {
 /// The only element of a floating-point tensor.
 fn element(tensor: &TensorProto) -> Option<f32> {
     let dtype = dtype_of(tensor.data_type).ok()?;
-    let bytes = tensor_bytes(tensor);
-    let one = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) && bytes.len() == dtype.size_bytes();
-    one.then(|| to_f32(dtype, &bytes)[0])
+    let is_float = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
+    with_bytes(tensor, |bytes| (is_float && bytes.len() == dtype.size_bytes()).then(|| to_f32(dtype, bytes)[0]))
 }
 
 fn maker<'g>(graph: &'g GraphProto, name: &str) -> Option<&'g NodeProto> {

@@ -2,7 +2,7 @@
 //! numbers.
 
 use super::Graph;
-use super::proto::{integer, normal_domain};
+use super::proto::{given, integer, normal_domain};
 use cotensor_core::{Error, Result};
 use rten_onnx::onnx::NodeProto;
 
@@ -26,10 +26,7 @@ impl Graph {
     pub fn check_repeatable(&self) -> Result<()> {
         let constants = self.constants();
         // A mode that is computed may be true.
-        let trains = |node: &NodeProto| {
-            let mode = node.input.get(2).filter(|name| !name.is_empty());
-            mode.is_some_and(|name| !constants.is_zero(name))
-        };
+        let trains = |node: &NodeProto| given(node, 2).is_some_and(|mode| !constants.is_zero(mode));
         let found = self.find(|node, operator| RANDOM.contains(&operator) || operator == "Dropout" && trains(node));
         found.map_or(Ok(()), |found| {
             let message = "draws random numbers, so that no result could be repeated; export the model for evaluation";

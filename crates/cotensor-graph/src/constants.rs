@@ -1,7 +1,7 @@
 //! The constants of a graph: initializers, `Constant` nodes, and copies of them. Exporters write one initializer for equal
 //! parameters and give the others by `Identity`, and they convert constants by `Cast`.
 
-use super::proto::{dtype_of, integer, operator, tensor_bytes};
+use super::proto::{dtype_of, integer, operator, tensor_bytes, with_bytes};
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
@@ -55,8 +55,8 @@ impl<'g> Constants<'g> {
     pub(super) fn is_zero(&self, name: &str) -> bool {
         let embedded = self.0.get(name).filter(|constant| constant.is_embedded());
         // A type that is not decoded has no bytes here.
-        let bytes = embedded.map(|constant| tensor_bytes(constant.tensor)).unwrap_or_default();
-        !bytes.is_empty() && bytes.iter().all(|&byte| byte == 0)
+        let is_zero = |bytes: &[u8]| !bytes.is_empty() && bytes.iter().all(|&byte| byte == 0);
+        embedded.is_some_and(|constant| with_bytes(constant.tensor, is_zero))
     }
 
     /// Whether the elements of a constant have this type.

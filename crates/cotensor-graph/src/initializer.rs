@@ -3,7 +3,7 @@
 use super::external;
 use super::files::GraphFiles;
 use super::limits::{PRIVATE_BYTES_MAX, SHARED_BYTES_MIN};
-use super::proto::{dtype_of, has_four_bits, tensor_bytes, weight_location};
+use super::proto::{dtype_of, has_four_bits, weight_location, with_bytes};
 use super::types::{Weight, WeightPlace, WeightSource};
 use super::wire::Span;
 use cotensor_core::{DType, Error, Layout, Result};
@@ -96,7 +96,7 @@ fn locate(tensor: &TensorProto, span: Option<Span>, files: &mut dyn GraphFiles) 
 
 /// Checks that data in the structure has the size of the shape.
 fn check_inner(tensor: &TensorProto, size: u64) -> Result<()> {
-    let found = tensor_bytes(tensor).len() as u64;
+    let found = with_bytes(tensor, <[u8]>::len) as u64;
     if found != size {
         return Err(Error::corrupt(format!("shape {:?} is {size} bytes, its data has {found}", tensor.dims)));
     }

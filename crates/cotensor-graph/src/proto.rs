@@ -33,6 +33,11 @@ pub(super) fn integer(node: &NodeProto, name: &str) -> Option<i64> {
     node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some(name))?.i
 }
 
+/// An input of a node, if it has one.
+pub(crate) fn given(node: &NodeProto, at: usize) -> Option<&str> {
+    node.input.get(at).map(String::as_str).filter(|name| !name.is_empty())
+}
+
 /// The names that nodes, initializers and inputs of subgraphs define, in all scopes. A name that two scopes define is there twice.
 pub(super) fn definitions(graph: &GraphProto) -> Vec<&str> {
     let mut names = Vec::new();
@@ -113,9 +118,22 @@ pub(super) fn operator(node: &NodeProto) -> &str {
 
 /// The elements of a tensor in little-endian order, from any of its data fields.
 pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
-    if let Some(raw) = &tensor.raw_data {
-        return raw.borrow().clone();
+    match &tensor.raw_data {
+        Some(raw) => raw.borrow().clone(),
+        None => typed_bytes(tensor),
     }
+}
+
+/// What `read` gives for the elements of [`tensor_bytes`], without a copy of raw data.
+pub(super) fn with_bytes<T>(tensor: &TensorProto, read: impl FnOnce(&[u8]) -> T) -> T {
+    match &tensor.raw_data {
+        Some(raw) => read(&raw.borrow()),
+        None => read(&typed_bytes(tensor)),
+    }
+}
+
+/// The elements of the field for the type of a tensor.
+fn typed_bytes(tensor: &TensorProto) -> Vec<u8> {
     match tensor.data_type {
         Some(DataType::FLOAT) => tensor.float_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
         Some(DataType::DOUBLE) => tensor.double_data.iter().flat_map(|value| value.to_le_bytes()).collect(),

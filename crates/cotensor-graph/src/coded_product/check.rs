@@ -1,9 +1,9 @@
 //! Refuses products by codes whose attributes do not fit their tensors. An engine that trusts one of them would read beyond the other, or
 //! multiply by other numbers.
 
-use super::node::{Shape, ZERO_POINTS, given, has_products, is_product};
+use super::node::{Shape, ZERO_POINTS, has_products, is_product};
 use crate::constants::Constants;
-use crate::proto::{defined_twice, visit_nodes};
+use crate::proto::{defined_twice, given, visit_nodes};
 use cotensor_core::{Error, Result};
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
 use std::collections::HashSet;

@@ -4,9 +4,7 @@ mod check;
 mod node;
 
 pub(crate) use check::{check, unchecked};
-pub(crate) use node::{
-    BIAS, GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, given, has_products, is_product, zeros_of,
-};
+pub(crate) use node::{BIAS, GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, has_products, is_product, zeros_of};
 
 /// The domain of `MatMulNBits`.
 pub(crate) const MICROSOFT: &str = "com.microsoft";

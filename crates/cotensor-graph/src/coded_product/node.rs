@@ -1,7 +1,7 @@
 //! A product by codes, as its node has it.
 
 use super::{COTENSOR, MICROSOFT};
-use crate::proto::{integer, visit_nodes};
+use crate::proto::{given, integer, visit_nodes};
 use rten_onnx::onnx::{GraphProto, NodeProto};
 use std::collections::HashMap;
 
@@ -102,9 +102,4 @@ pub(crate) fn zeros_of(node: &NodeProto, known: &HashMap<String, Zeros>) -> Opti
 /// The bias of a product.
 pub(crate) fn bias(node: &NodeProto) -> Option<&str> {
     given(node, BIAS)
-}
-
-/// An input of a node, if it has one.
-pub(crate) fn given(node: &NodeProto, at: usize) -> Option<&str> {
-    node.input.get(at).map(String::as_str).filter(|name| !name.is_empty())
 }

@@ -2,7 +2,9 @@
 
 use crate::coded_product::MICROSOFT;
 use crate::constants::Constants;
-use crate::proto::{defined_twice, has_four_bits, integer, normal_domain, operator, tensor_bytes};
+use crate::proto::{defined_twice, given, has_four_bits, integer, normal_domain, operator, with_bytes};
+use crate::repack::Repack;
+use cotensor_core::DType;
 use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 
@@ -99,6 +101,14 @@ fn constant(constants: &Constants<'_>, name: &str) -> Option<TensorProto> {
     Some(TensorProto { name: Some(own.unwrap_or_else(|| name.to_owned())), ..tensor.clone() })
 }
 
+/// The constant that input number `at` of a node is. The inner `None`: the node does not have the input.
+fn given_constant(node: &NodeProto, at: usize, constants: &Constants<'_>) -> Option<Option<TensorProto>> {
+    match given(node, at) {
+        Some(name) => constant(constants, name).map(Some),
+        None => Some(None),
+    }
+}
+
 /// Whether a tensor has the bytes of its shape. Those of initializers were checked when the graph was read, those of nodes were not.
 fn is_whole(tensor: &TensorProto) -> bool {
     let bits = match tensor.data_type {
@@ -111,7 +121,7 @@ fn is_whole(tensor: &TensorProto) -> bool {
     let mut dims = tensor.dims.iter().map(|&dim| usize::try_from(dim).ok());
     let count = dims.try_fold(1usize, |count, dim| count.checked_mul(dim?)).and_then(|count| count.checked_mul(bits));
     tensor.data_location == Some(DataLocation::EXTERNAL)
-        || count.is_some_and(|bits| tensor_bytes(tensor).len() == bits.div_ceil(8))
+        || count.is_some_and(|bits| with_bytes(tensor, <[u8]>::len) == bits.div_ceil(8))
 }
 
 /// The codes of a table: bytes with two codes of 4 bits as these. Rows of zero points that do not end with a byte have another form.
@@ -127,16 +137,17 @@ fn as_codes(tensor: TensorProto, bits: i64) -> Option<TensorProto> {
     }
 }
 
+/// The type of codes of 8 bits.
+pub(super) fn type_of_codes(codes: &TensorProto) -> DType {
+    if codes.data_type == Some(DataType::INT8) { DType::I8 } else { DType::U8 }
+}
+
 impl Dequantized {
     /// That of a node whose inputs are constants. `None` for other types and shapes.
     fn of(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
         let codes = constant(constants, node.input.first()?)?;
         let scales = constant(constants, node.input.get(1)?)?;
-        let zeros = node.input.get(2).filter(|name| !name.is_empty());
-        let zeros = match zeros {
-            Some(name) => Some(constant(constants, name)?),
-            None => None,
-        };
+        let zeros = given_constant(node, 2, constants)?;
         let is_code = matches!(codes.data_type, Some(DataType::INT8 | DataType::UINT8)) || has_four_bits(&codes);
         let is_scale = matches!(scales.data_type, Some(DataType::FLOAT | DataType::FLOAT16));
         let has_zeros_of_it =
@@ -165,8 +176,8 @@ impl Dequantized {
         };
         let codes = as_codes(stored, bits)?;
         let scales = constant(constants, node.input.get(2)?)?;
-        let zeros = match node.input.get(3).filter(|name| !name.is_empty()) {
-            Some(name) => Some(as_codes(constant(constants, name)?, bits)?),
+        let zeros = match given_constant(node, 3, constants)? {
+            Some(zeros) => Some(as_codes(zeros, bits)?),
             None => None,
         };
         let &[first, second] = codes.dims.as_slice() else { return None };
@@ -190,6 +201,21 @@ impl Dequantized {
         matches!(self.codes.data_type, Some(DataType::INT8 | DataType::INT4))
     }
 
+    /// The type of a byte with codes: two of 4 bits have no sign.
+    pub(super) fn byte_type(&self) -> DType {
+        if self.bits() == 8 { type_of_codes(&self.codes) } else { DType::U8 }
+    }
+
+    /// The step that makes signed codes unsigned, which are larger by half of their number. `is_packed`: a byte has two codes of 4 bits.
+    pub(super) fn unsigned(&self, is_packed: bool) -> Option<Repack> {
+        let mask = match (self.bits(), is_packed) {
+            (4, true) => 0x88,
+            (4, false) => 0x08,
+            _ => 0x80,
+        };
+        self.is_signed().then_some(Repack::Flipped { mask })
+    }
+
     pub(super) fn is_float(&self) -> bool {
         self.scales.data_type == Some(DataType::FLOAT)
     }
@@ -197,13 +223,14 @@ impl Dequantized {
     /// Whether all zero points are `zero`. Those of a weight are not known.
     pub(super) fn has_zero(&self, zero: u8) -> bool {
         let Some(zeros) = &self.zeros else { return zero == self.zero };
-        let bytes = tensor_bytes(zeros);
         let count = zeros.dims.iter().product::<i64>() as usize;
-        let is_zero = |at: usize| match self.bits() {
-            4 => bytes.get(at / 2).is_some_and(|byte| byte >> (4 * (at % 2)) & 15 == zero),
-            _ => bytes.get(at) == Some(&zero),
-        };
-        !bytes.is_empty() && (0..count).all(is_zero)
+        with_bytes(zeros, |bytes| {
+            let is_zero = |at: usize| match self.bits() {
+                4 => bytes.get(at / 2).is_some_and(|byte| byte >> (4 * (at % 2)) & 15 == zero),
+                _ => bytes.get(at) == Some(&zero),
+            };
+            !bytes.is_empty() && (0..count).all(is_zero)
+        })
     }
 
     /// The names of the constants.
@@ -240,14 +267,10 @@ impl Factor {
     fn of(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
         let codes = node.input.first().filter(|name| constants.plain(name).is_none())?;
         let scale = constants.plain(node.input.get(1)?).filter(|scale| scale.data_type == Some(DataType::FLOAT))?;
-        let zero = match node.input.get(2).filter(|name| !name.is_empty()) {
-            Some(name) => Some(constant(constants, name)?),
-            None => None,
-        };
+        let zero = given_constant(node, 2, constants)?;
         let is_code = |zero: &TensorProto| matches!(zero.data_type, Some(DataType::INT8 | DataType::UINT8));
-        let is_known = zero.as_ref().is_none_or(|zero| is_code(zero) && tensor_bytes(zero).len() == 1);
-        let bytes: [u8; 4] = tensor_bytes(scale).try_into().ok()?;
-        let scale = f32::from_le_bytes(bytes);
+        let is_known = zero.as_ref().is_none_or(|zero| is_code(zero) && with_bytes(zero, <[u8]>::len) == 1);
+        let scale = f32::from_le_bytes(with_bytes(scale, |bytes| bytes.try_into().ok())?);
         is_known.then(|| Self { codes: codes.clone(), scale, zero })
     }
 

@@ -3,8 +3,9 @@
 use super::product::{constant_zeros, scales_of_type};
 use super::rules::CodeRules;
 use crate::build::{Builder, int};
-use crate::coded_product::{BIAS, GROUP_INDICES, Shape, Zeros, bias, given, is_product, zeros_of};
+use crate::coded_product::{BIAS, GROUP_INDICES, Shape, Zeros, bias, is_product, zeros_of};
 use crate::onnx::Graph;
+use crate::proto::given;
 use rten_onnx::onnx::{DataType, NodeProto};
 use std::collections::HashMap;
 

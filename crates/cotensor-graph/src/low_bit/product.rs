@@ -4,9 +4,9 @@ use super::codes::{LowBits, Names};
 use super::rotation::rotated;
 use super::rules::CodeRules;
 use crate::build::{Builder, int};
-use crate::coded_product::{COTENSOR, MICROSOFT, ZERO_POINTS, Zeros, given, is_product};
+use crate::coded_product::{COTENSOR, MICROSOFT, ZERO_POINTS, Zeros, is_product};
 use crate::constants::Constants;
-use crate::proto::visit_nodes;
+use crate::proto::{given, visit_nodes};
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
 use std::collections::{HashMap, HashSet};
 
@@ -28,7 +28,7 @@ pub(super) fn replace(
         int("block_size", low.group as i64),
         int("accuracy_level", low.accuracy_level),
     ];
-    let summand = node.input.get(2).filter(|name| !name.is_empty());
+    let summand = given(node, 2);
     let mut product = output.clone();
     if summand.is_some() || names.offsets.is_some() {
         product = build.fresh(format!("{output}.codes"));

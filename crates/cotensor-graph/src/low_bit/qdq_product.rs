@@ -1,11 +1,12 @@
 //! Products by matrices that `DequantizeLinear` makes of constants.
 
 use super::codes::{LowBits, Names};
-use super::dequantized::{Dequantized, Factor, Spread};
+use super::dequantized::{Dequantized, Factor, Spread, type_of_codes};
 use super::made::{Form, MadeTensors};
 use super::product;
-use super::qdq_reader::Reader;
+use super::qdq_reader::{Orientation, Reader};
 use crate::build::Builder;
+use crate::proto::given;
 use crate::repack::Repack;
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataType, NodeProto, TensorProto};
@@ -16,61 +17,47 @@ const GROUP_BITS: (u32, u32) = (4, 8);
 
 /// How a matrix is divided for `MatMulNBits`.
 pub(super) struct Grouping {
-    pub(super) rows: usize,
-    pub(super) columns: usize,
+    pub(super) orientation: Orientation,
     /// Elements of a row with one scale.
     block: usize,
     /// Elements of a group, which divide those.
     pub(super) group: usize,
-    has_rows_first: bool,
 }
 
 impl Grouping {
     /// `None` for scales along the rows, and for columns without groups of a power of two.
     pub(super) fn of(reader: &Reader<'_>) -> Option<Self> {
-        let has_rows_first = reader.has_rows_first();
-        let [first, second] = reader.matrix.dims;
-        let (rows, columns) = if has_rows_first { (first, second) } else { (second, first) };
-        let row_axis = usize::from(!has_rows_first);
+        let orientation = reader.orientation();
         let block = match reader.matrix.spread {
-            Spread::Whole => columns,
-            Spread::Axis(axis) if axis == row_axis => columns,
-            Spread::Blocks { axis, size } if axis != row_axis => size,
+            Spread::Whole => orientation.columns,
+            Spread::Axis(axis) if axis == orientation.row_axis() => orientation.columns,
+            Spread::Blocks { axis, size } if axis != orientation.row_axis() => size,
             Spread::Axis(_) | Spread::Blocks { .. } => return None,
         };
         let power = block.trailing_zeros();
         let group = 1 << power.min(GROUP_BITS.1);
-        (power >= GROUP_BITS.0).then_some(Self { rows, columns, block, group, has_rows_first })
+        (power >= GROUP_BITS.0).then_some(Self { orientation, block, group })
     }
 
     fn groups(&self) -> usize {
-        self.columns / self.group
+        self.orientation.columns / self.group
     }
 
     /// The steps from the elements of scales or zero points, of `width` bytes, to one for each group of each row.
     fn spread(&self, spread: Spread, width: usize) -> Vec<Repack> {
-        let blocks = self.columns / self.block;
+        let Orientation { rows, columns, has_rows_first } = self.orientation;
+        let blocks = columns / self.block;
         let mut steps = Vec::new();
-        if blocks > 1 && !self.has_rows_first {
-            steps.push(Repack::Turned { rows: blocks, columns: self.rows, width });
+        if blocks > 1 && !has_rows_first {
+            steps.push(Repack::Turned { rows: blocks, columns: rows, width });
         }
         let of_block = self.block / self.group;
-        let times = if spread == Spread::Whole { self.rows * of_block } else { of_block };
+        let times = if spread == Spread::Whole { rows * of_block } else { of_block };
         if times > 1 {
             steps.push(Repack::Repeated { width, times });
         }
         steps
     }
-}
-
-/// The steps that make signed codes unsigned.
-fn unsigned(matrix: &Dequantized, is_packed: bool) -> Option<Repack> {
-    let mask = match (matrix.bits(), is_packed) {
-        (4, true) => 0x88,
-        (4, false) => 0x08,
-        _ => 0x80,
-    };
-    matrix.is_signed().then_some(Repack::Flipped { mask })
 }
 
 /// Adds the nodes of a product by codes. `None` for a matrix that has no such form.
@@ -89,20 +76,20 @@ pub(super) fn replace(
     };
     let (bits, group) = (matrix.bits(), grouping.group);
     let low = LowBits { bits, group, scales: DType::F32, offsets: None, rotation: None, accuracy_level: 0 };
-    product::replace(build, node, &names, [grouping.rows, grouping.columns], &low);
+    product::replace(build, node, &names, [grouping.orientation.rows, grouping.orientation.columns], &low);
     Some(())
 }
 
 fn codes(build: &mut Builder, made: &mut MadeTensors<'_>, matrix: &Dequantized, grouping: &Grouping) -> Option<String> {
-    let Grouping { rows, columns, group, .. } = *grouping;
+    let Orientation { rows, columns, has_rows_first } = grouping.orientation;
     let turned = Repack::Turned { rows: columns, columns: rows, width: 1 };
-    let mut steps = match (grouping.has_rows_first, matrix.bits()) {
+    let mut steps = match (has_rows_first, matrix.bits()) {
         (true, _) => vec![],
         (false, 4) => vec![Repack::Unpacked { count: rows * columns }, turned, Repack::Packed { columns }],
         (false, _) => vec![turned],
     };
-    steps.extend(unsigned(matrix, true));
-    let dims = vec![rows as i64, grouping.groups() as i64, (group * matrix.bits() as usize / 8) as i64];
+    steps.extend(matrix.unsigned(true));
+    let dims = vec![rows as i64, grouping.groups() as i64, (grouping.group * matrix.bits() as usize / 8) as i64];
     made.of(build, &matrix.codes, Form { part: "codes", codes: Some(DType::U8), dims, steps })
 }
 
@@ -113,7 +100,7 @@ fn scales(
     grouping: &Grouping,
 ) -> Option<String> {
     let steps = grouping.spread(matrix.spread, made.element_bytes(&matrix.scales));
-    let dims = vec![grouping.rows as i64, grouping.groups() as i64];
+    let dims = vec![grouping.orientation.rows as i64, grouping.groups() as i64];
     made.of(build, &matrix.scales, Form { part: "scales", codes: None, dims, steps })
 }
 
@@ -129,7 +116,7 @@ fn zeros(
     if matrix.has_zero(middle) {
         return Some(None);
     }
-    let (rows, groups) = (grouping.rows, grouping.groups());
+    let (rows, groups) = (grouping.orientation.rows, grouping.groups());
     let bytes = (groups * bits as usize).div_ceil(8);
     let dims = vec![rows as i64, bytes as i64];
     let Some(stored) = &matrix.zeros else {
@@ -145,7 +132,7 @@ fn zeros(
         steps.push(Repack::Unpacked { count: stored.dims.iter().product::<i64>() as usize });
     }
     steps.extend(grouping.spread(matrix.spread, 1));
-    steps.extend(unsigned(matrix, false));
+    steps.extend(matrix.unsigned(false));
     if bits == 4 {
         steps.push(Repack::Packed { columns: groups });
     }
@@ -155,8 +142,7 @@ fn zeros(
 /// Whether a product by a matrix is one of codes of 8 bits by codes of 8 bits.
 pub(super) fn is_of_integers(reader: &Reader<'_>, factor: &Factor) -> bool {
     let matrix = reader.matrix;
-    let row_axis = usize::from(!reader.has_rows_first());
-    let has_scale_of_row = matches!(matrix.spread, Spread::Whole) || matrix.spread == Spread::Axis(row_axis);
+    let has_scale_of_row = [Spread::Whole, Spread::Axis(reader.orientation().row_axis())].contains(&matrix.spread);
     matrix.bits() == 8 && matrix.is_float() && has_scale_of_row && factor.fits(matrix.is_signed())
 }
 
@@ -173,21 +159,16 @@ pub(super) fn multiply_integers(
     }
     let (matrix, output) = (reader.matrix, node.output.first()?);
     let own = |part: &str| format!("{output}.{part}");
-    let [first, second] = matrix.dims;
-    let is_turned = reader.has_rows_first();
-    let (rows, columns) = if is_turned { (first, second) } else { (second, first) };
+    let Orientation { rows, columns, has_rows_first } = reader.orientation();
     let by_row = if matrix.spread == Spread::Whole { vec![] } else { vec![rows as i64] };
-    let turned = is_turned.then_some(Repack::Turned { rows, columns, width: 1 });
+    let turned = has_rows_first.then_some(Repack::Turned { rows, columns, width: 1 });
     let dims = vec![columns as i64, rows as i64];
-    let kind = Some(if matrix.is_signed() { DType::I8 } else { DType::U8 });
+    let kind = Some(matrix.byte_type());
     let plain = |part, codes, dims: &[i64]| Form { part, codes, dims: dims.to_vec(), steps: vec![] };
     let form = Form { part: "factor", codes: kind, dims, steps: turned.into_iter().collect() };
     let codes = made.of(build, &matrix.codes, form)?;
     let zero = match &factor.zero {
-        Some(zero) => {
-            let kind = if zero.data_type == Some(DataType::INT8) { DType::I8 } else { DType::U8 };
-            made.of(build, zero, plain("of_factor", Some(kind), &[]))?
-        }
+        Some(zero) => made.of(build, zero, plain("of_factor", Some(type_of_codes(zero)), &[]))?,
         None => String::new(),
     };
     let zeros = match &matrix.zeros {
@@ -203,7 +184,7 @@ pub(super) fn multiply_integers(
     let sums = build.as_float(&sums, own("sums.float"));
     let scale = build.float(own("scale"), factor.scale);
     let scales = build.at_the_start(|build| build.op("Mul", &[&scale, &scales], own("scales")));
-    match node.input.get(2).filter(|name| !name.is_empty()) {
+    match given(node, 2) {
         None => build.give("Mul", &[&sums, &scales], output, Vec::new()),
         Some(summand) => {
             let product = build.op("Mul", &[&sums, &scales], own("product"));
@@ -228,7 +209,8 @@ mod tests {
         let group = |dims, spread| {
             let matrix = matrix(dims, spread);
             let reader = Reader { matrix: &matrix, used: Use { is_transposed: true, is_table: false } };
-            Grouping::of(&reader).map(|found| (found.rows, found.columns, found.group, found.groups()))
+            Grouping::of(&reader)
+                .map(|found| (found.orientation.rows, found.orientation.columns, found.group, found.groups()))
         };
         assert_eq!(group([768, 5], Spread::Whole), Some((5, 768, 256, 3)));
         assert_eq!(group([96, 5], Spread::Axis(1)), Some((5, 96, 32, 3)));

@@ -19,8 +19,29 @@ impl<'m> Reader<'m> {
         found.filter(|_| node.output.len() == 1)
     }
 
-    /// Whether the codes have the shape `[rows, columns]` of a product: not that of the other factor.
-    pub(super) fn has_rows_first(&self) -> bool {
-        self.used.is_transposed == self.matrix.is_turned
+    /// How the codes of a product lie.
+    pub(super) fn orientation(&self) -> Orientation {
+        let [first, second] = self.matrix.dims;
+        let has_rows_first = self.used.is_transposed == self.matrix.is_turned;
+        let (rows, columns) = if has_rows_first { (first, second) } else { (second, first) };
+        Orientation { rows, columns, has_rows_first }
+    }
+}
+
+/// How the codes of a product lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Orientation {
+    /// The columns of the result.
+    pub(super) rows: usize,
+    /// The elements that the product sums over.
+    pub(super) columns: usize,
+    /// Whether the codes have the shape `[rows, columns]`: not that of the other factor.
+    pub(super) has_rows_first: bool,
+}
+
+impl Orientation {
+    /// The dimension of the codes that has the rows.
+    pub(super) fn row_axis(&self) -> usize {
+        usize::from(!self.has_rows_first)
     }
 }

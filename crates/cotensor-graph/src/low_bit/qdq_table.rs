@@ -105,14 +105,10 @@ impl Table {
     }
 
     fn codes(&self, build: &mut Builder, made: &mut MadeTensors<'_>, matrix: &Dequantized) -> Option<String> {
-        let (columns, steps) = match (matrix.bits(), matrix.is_signed()) {
-            (4, true) => (self.columns / 2, vec![Repack::Flipped { mask: 0x88 }]),
-            (4, false) => (self.columns / 2, vec![]),
-            _ => (self.columns, vec![]),
-        };
-        let dtype = if matrix.bits() == 8 && matrix.is_signed() { DType::I8 } else { DType::U8 };
-        let dims = vec![self.entries, columns];
-        made.of(build, &matrix.codes, Form { part: "codes", codes: Some(dtype), dims, steps })
+        let (columns, step) =
+            if matrix.bits() == 4 { (self.columns / 2, matrix.unsigned(true)) } else { (self.columns, None) };
+        let (dims, steps) = (vec![self.entries, columns], step.into_iter().collect());
+        made.of(build, &matrix.codes, Form { part: "codes", codes: Some(matrix.byte_type()), dims, steps })
     }
 
     /// Zero points in the numbers of the codes, one in a byte.
@@ -126,10 +122,9 @@ impl Table {
         let mut steps = Vec::new();
         if matrix.bits() == 4 {
             steps.push(Repack::Unpacked { count: zeros.dims.iter().product::<i64>() as usize });
-            steps.extend(matrix.is_signed().then_some(Repack::Flipped { mask: 0x08 }));
+            steps.extend(matrix.unsigned(false));
         }
-        let dtype = if matrix.bits() == 8 && matrix.is_signed() { DType::I8 } else { DType::U8 };
-        self.by_entry(build, made, zeros, Some(dtype), "points", steps)
+        self.by_entry(build, made, zeros, Some(matrix.byte_type()), "points", steps)
     }
 
     /// A constant with one element for each block of each entry, or for each column or all elements.

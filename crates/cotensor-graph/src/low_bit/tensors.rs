@@ -1,8 +1,8 @@
 //! The tensors that products by codes read.
 
-use crate::coded_product::{GROUP_INDICES, Shape, given, is_product};
+use crate::coded_product::{GROUP_INDICES, Shape, is_product};
 use crate::onnx::Graph;
-use crate::proto::visit_nodes;
+use crate::proto::{given, visit_nodes};
 
 /// The inputs of the operator between the activations and the indices of groups.
 const TENSORS: usize = 3;
@@ -37,8 +37,8 @@ impl Graph {
                 tensors: matrix.names().cloned().collect(),
                 bits: matrix.bits(),
                 group: grouping.group,
-                rows: grouping.rows,
-                columns: grouping.columns,
+                rows: grouping.orientation.rows,
+                columns: grouping.orientation.columns,
             });
         });
         found

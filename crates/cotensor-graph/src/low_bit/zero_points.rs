@@ -4,8 +4,9 @@ use super::product::{constant_zeros, float_scales, sums_of_groups};
 use super::rules::CodeRules;
 use super::table::split;
 use crate::build::Builder;
-use crate::coded_product::{GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, given, is_product, zeros_of};
+use crate::coded_product::{GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, is_product, zeros_of};
 use crate::onnx::Graph;
+use crate::proto::given;
 use rten_onnx::onnx::NodeProto;
 
 impl Graph {
