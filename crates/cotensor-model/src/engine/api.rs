@@ -109,10 +109,8 @@ pub struct Capabilities {
     pub widens_floats: bool,
     /// The codes that the engine's `MatMulNBits` multiplies without expanding the matrix.
     pub code_forms: &'static [CodeForm],
-    /// The engine multiplies codes that it packed into derived files, and expands those of the store for each run.
-    pub packs_codes: bool,
-    /// The engine expands codes for each run of a graph, since it has no folder to keep packed ones in.
-    pub expands_codes: bool,
+    /// The codes that the engine multiplies.
+    pub multiplied_codes: MultipliedCodes,
     /// The engine's `MatMulNBits` has packed zero points and a bias.
     pub has_zero_points: bool,
     /// The engine has `GatherBlockQuantized`.
@@ -124,6 +122,17 @@ pub struct Capabilities {
     /// A graph of [`Engine::load_file`] gives the same bits as one of [`Engine::load`]. Otherwise they differ by
     /// rounding, because the engine optimizes them differently.
     pub is_reproducible: bool,
+}
+
+/// The codes that an engine multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MultipliedCodes {
+    /// Those of the store.
+    Stored,
+    /// Those that it packed into derived files. It expands those of the store for each run.
+    Packed,
+    /// None: it has no folder for packed ones, so it expands those of the store for each run.
+    Expanded,
 }
 
 impl Capabilities {

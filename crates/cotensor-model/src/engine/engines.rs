@@ -1,4 +1,4 @@
-use super::api::{Engine, EngineOptions};
+use super::api::{Engine, EngineOptions, MultipliedCodes};
 use super::registry::{names, open};
 use cotensor_core::{DerivedFiles, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -26,6 +26,16 @@ pub struct EngineInfo {
 
 /// Why an engine expands codes.
 pub(crate) const WITHOUT_CACHE: &str = "without a cache for packed codes, it expands codes of few bits for each run";
+
+/// An engine that may get a graph.
+#[derive(Clone, Copy)]
+pub(crate) struct Candidate<'c> {
+    pub(crate) engine: &'c Arc<dyn Engine>,
+    /// For each engine before it that does not run the graph: its name and the reason.
+    pub(crate) reasons: &'c [String],
+    /// Whether no engine follows if this one refuses the graph.
+    pub(crate) is_last: bool,
+}
 
 /// The engines of a runtime, best first. Each graph runs on the first one that supports it.
 #[derive(Clone)]
@@ -112,35 +122,29 @@ impl Engines {
         &self.absent
     }
 
-    /// Whether another engine follows if one refuses a graph.
-    pub(crate) fn has_several(&self) -> bool {
-        self.engines.len() > 1
-    }
-
     /// The folder of derived files that the engines use.
     pub fn derived_files(&self) -> Option<&Arc<dyn DerivedFiles>> {
         self.options.derived.as_ref()
     }
 
-    /// Calls `load` with one engine after the other until one does not answer `Unsupported`. `load` also gets the reason
-    /// of each better engine. For a graph that has codes, engines that expand them for each run come last.
+    /// Calls `load` with one engine after the other until one does not answer `Unsupported`. For a graph that has codes, engines
+    /// that expand them for each run come last.
     ///
     /// # Errors
     /// The first error of `load` of another kind; if no engine supports the graph, the error of the first.
-    pub(crate) fn place<T>(
-        &self,
-        has_codes: bool,
-        mut load: impl FnMut(&Arc<dyn Engine>, &[String]) -> Result<T>,
-    ) -> Result<T> {
+    pub(crate) fn place<T>(&self, has_codes: bool, mut load: impl FnMut(Candidate<'_>) -> Result<T>) -> Result<T> {
         let mut refusals: Vec<Error> = Vec::new();
         let mut reasons = self.absent.clone();
-        let expands = |engine: &&Arc<dyn Engine>| has_codes && engine.capabilities().expands_codes;
+        let expands = |engine: &&Arc<dyn Engine>| {
+            has_codes && engine.capabilities().multiplied_codes == MultipliedCodes::Expanded
+        };
         let (last, first): (Vec<_>, Vec<_>) = self.engines.iter().partition(expands);
         if !first.is_empty() {
             reasons.extend(last.iter().map(|engine| format!("{}: {WITHOUT_CACHE}", engine.name())));
         }
-        for engine in first.into_iter().chain(last) {
-            match load(engine, &reasons) {
+        let mut order = first.into_iter().chain(last).peekable();
+        while let Some(engine) = order.next() {
+            match load(Candidate { engine, reasons: &reasons, is_last: order.peek().is_none() }) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
                     reasons.push(format!("{}: {error}", engine.name()));
                     refusals.push(error);
@@ -187,9 +191,10 @@ mod tests {
     #[test]
     fn graph_that_an_engine_refuses_goes_to_the_next() {
         let mut calls = 0;
-        let reasons = two().place(false, |_, reasons| {
+        let reasons = two().place(false, |candidate| {
             calls += 1;
-            if calls == 1 { Err(Error::unsupported("cubic")) } else { Ok(reasons.to_vec()) }
+            assert_eq!(candidate.is_last, calls == 2);
+            if calls == 1 { Err(Error::unsupported("cubic")) } else { Ok(candidate.reasons.to_vec()) }
         });
         let reasons = reasons.unwrap();
         assert_eq!(reasons[0], "ort: absent");
@@ -200,8 +205,8 @@ mod tests {
     fn engines_that_expand_codes_come_last_for_graphs_with_codes() {
         let order = |engines: &Engines, has_codes| {
             let mut order = Vec::new();
-            let placed = engines.place(has_codes, |engine, reasons| -> Result<()> {
-                order.push((engine.name(), reasons.len()));
+            let placed = engines.place(has_codes, |candidate| -> Result<()> {
+                order.push((candidate.engine.name(), candidate.reasons.len(), candidate.is_last));
                 Err(Error::unsupported("no"))
             });
             assert!(placed.is_err());
@@ -210,9 +215,9 @@ mod tests {
         let expanding = || Arc::new(Expanding) as Arc<dyn Engine>;
         let rten = || Arc::new(RtenEngine::new(Some(1))) as Arc<dyn Engine>;
         let both = Engines::of(vec![expanding(), rten()]);
-        assert_eq!(order(&both, false), [("expanding", 0), ("rten", 1)]);
-        assert_eq!(order(&both, true), [("rten", 1), ("expanding", 2)]);
-        assert_eq!(order(&Engines::of(vec![expanding()]), true), [("expanding", 0)]);
+        assert_eq!(order(&both, false), [("expanding", 0, false), ("rten", 1, true)]);
+        assert_eq!(order(&both, true), [("rten", 1, false), ("expanding", 2, true)]);
+        assert_eq!(order(&Engines::of(vec![expanding()]), true), [("expanding", 0, true)]);
     }
 
     /// An engine that expands codes.
@@ -228,7 +233,7 @@ mod tests {
         }
 
         fn capabilities(&self) -> Capabilities {
-            Capabilities { expands_codes: true, ..RtenEngine::new(Some(1)).capabilities() }
+            Capabilities { multiplied_codes: MultipliedCodes::Expanded, ..RtenEngine::new(Some(1)).capabilities() }
         }
 
         fn load(&self, _: &Graph, _: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
@@ -243,13 +248,13 @@ mod tests {
     #[test]
     fn other_errors_end_the_search_and_the_first_refusal_is_reported() {
         let mut calls = 0;
-        let corrupt = two().place(false, |_, _| -> Result<()> {
+        let corrupt = two().place(false, |_| -> Result<()> {
             calls += 1;
             Err(Error::corrupt("bad"))
         });
         assert_eq!((corrupt.err().unwrap().kind(), calls), (ErrorKind::Corrupt, 1));
         let mut names = ["a", "b"].into_iter();
-        let refused = two().place(false, |_, _| -> Result<()> { Err(Error::unsupported(names.next().unwrap())) });
+        let refused = two().place(false, |_| -> Result<()> { Err(Error::unsupported(names.next().unwrap())) });
         assert_eq!(refused.err().unwrap().message(), "a");
     }
 

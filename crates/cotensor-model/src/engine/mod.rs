@@ -12,9 +12,9 @@ mod registry;
 mod rten;
 mod state;
 
-pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph, keep_arrays};
-pub(crate) use engines::WITHOUT_CACHE;
+pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph, MultipliedCodes, keep_arrays};
 pub use engines::{AUTO, EngineInfo, Engines};
+pub(crate) use engines::{Candidate, WITHOUT_CACHE};
 #[cfg(feature = "onnxruntime")]
 pub use ort::{OrtEngine, add_libraries, installed_library, search_python};
 pub use output::{Output, OutputAllocator, OutputSpec, OwnMemory};

@@ -1,6 +1,6 @@
 //! Loading graphs as stages, with weights and results in a store.
 
-use crate::engine::{Engine, Engines, WITHOUT_CACHE};
+use crate::engine::{Candidate, Engines, MultipliedCodes, WITHOUT_CACHE};
 use crate::graph::Graph;
 use crate::graph::key::space_of;
 use crate::quantized::GraphReport;
@@ -90,7 +90,8 @@ impl StageLoader {
             observer(role, producer.trim_start_matches("model:"));
         }
         let codes = StoredCodes::of(&graph, *report);
-        self.engines.place(graph.has_codes(), |engine, reasons| {
+        self.engines.place(graph.has_codes(), |candidate| {
+            let Candidate { engine, reasons, .. } = candidate;
             graph.check_repeatable()?;
             engine.check(&graph)?;
             // The next engine gets the graph of the file, if this one refuses it.
@@ -119,7 +120,7 @@ impl StageLoader {
                 };
                 let Some(loaded) = loaded else {
                     drop(stages);
-                    slow = self.slow(engine, &graph, slow.take())?;
+                    slow = slow_reason(&candidate, &graph, slow.take())?;
                     leases = Some(weights.lease_described(&self.store.holder(producer), producer, &codes)?);
                     continue;
                 };
@@ -141,25 +142,9 @@ impl StageLoader {
         })
     }
 
-    /// Why an engine that loads a graph with weights of the store expands its codes for each run; `None` if it does not. `reason` is that
-    /// for which it has no derived files.
-    ///
-    /// # Errors
-    /// `Unsupported` with the reason, if another engine follows that may not expand them.
-    fn slow(&self, engine: &Arc<dyn Engine>, graph: &Graph, reason: Option<String>) -> Result<Option<String>> {
-        let able = engine.capabilities();
-        if !able.packs_codes || !graph.has_codes() {
-            return Ok(None);
-        }
-        match reason {
-            Some(reason) if self.engines.has_several() => Err(Error::unsupported(reason)),
-            reason => Ok(Some(reason.unwrap_or_else(|| WITHOUT_CACHE.to_owned()))),
-        }
-    }
-
     /// The space of `graph` as a stage, without loading it.
     pub(crate) fn space(&self, graph: Graph, preprocessing: &[ContentHash]) -> Result<Space> {
-        self.engines.place(graph.has_codes(), |engine, _| {
+        self.engines.place(graph.has_codes(), |Candidate { engine, .. }| {
             engine.check(&graph)?;
             let mut graph = graph.clone();
             engine.capabilities().fit(&mut graph);
@@ -169,15 +154,31 @@ impl StageLoader {
     }
 }
 
+/// Why an engine that loads a graph with weights of the store expands its codes for each run; `None` if it does not. `reason` is that
+/// for which it has no derived files.
+///
+/// # Errors
+/// `Unsupported` with the reason, if another engine follows that may not expand them.
+fn slow_reason(candidate: &Candidate<'_>, graph: &Graph, reason: Option<String>) -> Result<Option<String>> {
+    if candidate.engine.capabilities().multiplied_codes == MultipliedCodes::Stored || !graph.has_codes() {
+        return Ok(None);
+    }
+    match reason {
+        Some(reason) if !candidate.is_last => Err(Error::unsupported(reason)),
+        reason => Ok(Some(reason.unwrap_or_else(|| WITHOUT_CACHE.to_owned()))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Capabilities, FileMode, LoadedGraph, RtenEngine};
+    use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
     use crate::graph::open_graph;
     use cotensor_core::{DType, ErrorKind};
     use cotensor_store::{Lease, LocalStore};
     use rten_onnx::onnx::{
-        DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
+        AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+        ValueInfoProto,
     };
     use std::cell::RefCell;
     use std::path::Path;
@@ -246,6 +247,96 @@ mod tests {
         };
         let opset_import = vec![OperatorSetIdProto { domain: None, version: Some(18) }];
         ModelProto { ir_version: Some(8), opset_import, graph: Some(graph), ..ModelProto::default() }
+    }
+
+    /// A product by codes of 4 bits.
+    fn coded_model() -> ModelProto {
+        let name = |name: &str| Some(name.to_owned());
+        let tensor = |label: &str, dims: &[i64], dtype, bytes: usize| TensorProto {
+            name: name(label),
+            dims: dims.to_vec(),
+            data_type: Some(dtype),
+            raw_data: Some(RefCell::new(vec![0; bytes])),
+            ..TensorProto::default()
+        };
+        let number = |label: &str, value| AttributeProto {
+            name: name(label),
+            i: Some(value),
+            r#type: Some(AttributeType::INT),
+            ..AttributeProto::default()
+        };
+        let node = NodeProto {
+            op_type: name("MatMulNBits"),
+            domain: name("com.microsoft"),
+            input: vec!["x".into(), "codes".into(), "scales".into()],
+            output: vec!["y".into()],
+            attribute: vec![number("K", 64), number("N", 64), number("bits", 4), number("block_size", 32)],
+            ..NodeProto::default()
+        };
+        let weights =
+            vec![tensor("codes", &[64, 2, 16], DataType::UINT8, 2048), tensor("scales", &[128], DataType::FLOAT, 512)];
+        let mut model = model();
+        model.graph = model.graph.map(|graph| GraphProto { node: vec![node], initializer: weights, ..graph });
+        model.opset_import.push(OperatorSetIdProto { domain: name("com.microsoft"), version: Some(1) });
+        model
+    }
+
+    /// rten, without room for the codes that it would pack.
+    struct Full(RtenEngine);
+
+    impl Engine for Full {
+        fn name(&self) -> &'static str {
+            "full"
+        }
+
+        fn version(&self) -> &'static str {
+            "1"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { multiplied_codes: MultipliedCodes::Packed, ..self.0.capabilities() }
+        }
+
+        fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
+            self.0.load(graph, weights)
+        }
+
+        fn load_derived(
+            &self,
+            _: &Graph,
+            _: &HashedWeights<'_>,
+            _: &ContentHash,
+        ) -> Result<Option<Arc<dyn LoadedGraph>>> {
+            Err(Error::new(ErrorKind::Io, "no room"))
+        }
+
+        fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
+            self.0.load_file(path, mode)
+        }
+    }
+
+    /// An engine without room for packed codes gives way to those that follow. The last one expands the codes.
+    #[test]
+    fn the_last_engine_loads_codes_without_derived_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        std::fs::write(&path, coded_model().write_buf().unwrap()).unwrap();
+        let load = |engines: Vec<Arc<dyn Engine>>| {
+            let loader = StageLoader::new(LocalStore::builder().build(), Engines::of(engines));
+            let origin = Origin { producer: "model:test", report: None };
+            let graph = open_graph(&path).unwrap();
+            let stage = loader.load_stage("encoder", Kind::Other, graph, &[], &origin, Instant::now()).unwrap();
+            stage.runs_on().clone()
+        };
+        let full = || Arc::new(Full(RtenEngine::new(Some(1)))) as Arc<dyn Engine>;
+        let given_way = load(vec![full(), Arc::new(RtenEngine::new(Some(1)))]);
+        assert!(given_way.engine.starts_with("rten") && given_way.notice.is_none(), "{given_way:?}");
+        assert!(given_way.reasons[0].contains("no room"), "{given_way:?}");
+        for before in [None, Some(Refusing::new(false, ErrorKind::Unsupported) as Arc<dyn Engine>)] {
+            let last = load(before.into_iter().chain([full()]).collect());
+            assert!(last.engine.starts_with("full"), "{last:?}");
+            assert!(last.notice.as_ref().is_some_and(|notice| notice.contains("no room")), "{last:?}");
+        }
     }
 
     /// What an engine gets does not depend on the engines that refused the graph before.

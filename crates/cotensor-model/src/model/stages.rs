@@ -2,6 +2,7 @@
 
 use super::open_model::{Model, StageSource};
 use super::stage_loader::Origin;
+use crate::engine::Candidate;
 use crate::graph::{Graph, open_graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::sync::lock;
@@ -226,7 +227,7 @@ impl Model {
                 let origin = Origin { producer: &format!("model:{}", self.name()), report };
                 loader.load_stage(role, kind, graph, preprocessing, &origin, start)
             }
-            StageSource::Private(engines, mode) => engines.place(false, |engine, reasons| {
+            StageSource::Private(engines, mode) => engines.place(false, |Candidate { engine, reasons, .. }| {
                 let start = Instant::now();
                 let graph = engine.load_file(path, *mode)?;
                 let runs_on = RunsOn::new(&**engine, &*graph, reasons);

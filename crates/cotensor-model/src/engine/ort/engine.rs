@@ -3,7 +3,7 @@ use super::graph::OrtGraph;
 use super::library::{Library, library};
 use super::native::{OpenModel, Session, SessionOptions};
 use super::prepacked;
-use crate::engine::api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
+use crate::engine::api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph, MultipliedCodes};
 use crate::engine::checks::{refuse_four_bits, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::graph::{CodeForm, Graph, Port};
@@ -137,8 +137,10 @@ impl Engine for OrtEngine {
             writes_outputs_in_place: true,
             widens_floats: false,
             code_forms: CODE_FORMS,
-            packs_codes: true,
-            expands_codes: self.derived.is_none(),
+            multiplied_codes: match self.derived {
+                Some(_) => MultipliedCodes::Packed,
+                None => MultipliedCodes::Expanded,
+            },
             has_zero_points: true,
             has_coded_tables: true,
             multiplies_int8: true,

@@ -5,7 +5,7 @@ use super::convert::{input, output};
 use super::load::{load, load_with};
 use super::names::NamedModel;
 use super::{saturation, state};
-use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
+use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph, MultipliedCodes};
 use crate::engine::checks::{input_positions, output_positions, refuse_four_bits, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator};
@@ -113,8 +113,7 @@ impl Engine for RtenEngine {
             writes_outputs_in_place: false,
             widens_floats: true,
             code_forms: CODE_FORMS,
-            packs_codes: false,
-            expands_codes: false,
+            multiplied_codes: MultipliedCodes::Stored,
             has_zero_points: false,
             has_coded_tables: false,
             multiplies_int8: !saturation::is_possible(),
