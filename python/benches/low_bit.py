@@ -33,6 +33,7 @@ BOUNDS = [("mixed, 3.5", "3 bits"), ("mixed, 4.5", "4 bits"), ("mixed, 4.0", "on
 PEERS: Dict[str, Tuple[int, bool, bool]] = {
     "onnxruntime, block 32": (32, True, False),
     "onnxruntime, block 64": (64, True, False),
+    "onnxruntime, block 128": (128, True, False),
     "onnxruntime, block 32, zero points": (32, False, False),
     "onnxruntime, block 32, HQQ": (32, False, True),
 }
@@ -132,7 +133,7 @@ class Decoder:
 
     name, heads = "decoder", ["divergence", "equal first choices", "perplexity"]
     reported = ["divergence", "top1"]
-    widths, mixed, rotated = [2, 3, 4, 8], [3.0, 3.5, 4.0, 4.5, 5.0], [3, 4]
+    widths, mixed = [2, 3, 4, 8], [3.0, 3.5, 4.0, 4.5, 5.0]
 
     def __init__(self, tokens: List[List[int]]) -> None:
         self.tokens = tokens
@@ -155,7 +156,7 @@ class Encoder:
 
     name, heads = "encoder", ["1 - cosine", "of ten neighbours"]
     reported = ["output_error", "cosine", "neighbours"]
-    widths, mixed, rotated = [3, 4], [3.5, 4.0, 4.5], [3, 4]
+    widths, mixed = [2, 3, 4, 8], [3.5, 4.0, 4.25, 4.5]
 
     def __init__(self, tokens: List[List[int]]) -> None:
         self.tokens = tokens
@@ -191,7 +192,7 @@ def compare(kind: Any, folder: Path, command: str, work: Path, samples: List[str
     (work / "samples.txt").write_text("\n".join(samples))
     ways = {f"{bits} bits": ["--bits", str(bits)] for bits in kind.widths}
     ways |= {f"mixed, {bits}": ["--target-bits", str(bits)] for bits in kind.mixed}
-    ways |= {f"{bits} bits, rotated": ["--bits", str(bits), "--rotate"] for bits in kind.rotated}
+    ways |= {f"{name}, rotated": [*options, "--rotate"] for name, options in ways.items() if name != "8 bits"}
     for name, options in ways.items():
         target = work / f"{kind.name}-{name.replace(' ', '')}"
         shutil.rmtree(target, ignore_errors=True)

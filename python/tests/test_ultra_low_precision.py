@@ -159,6 +159,8 @@ def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration, 
         "uniform_bits": None,
         "output_error": 0.1,
         "uniform_output_error": None,
+        "divergence": None,
+        "uniform_divergence": None,
         "is_mixed": True,
     }
     path.write_text(json.dumps(report))

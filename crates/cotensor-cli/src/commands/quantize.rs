@@ -108,14 +108,18 @@ pub(super) fn of_outputs(errors: &OutputErrors) -> String {
 
 /// What the widths gave.
 fn of_mixed(mixed: &MixedReport) -> String {
+    let (measure, own, other) = match mixed.divergence {
+        Some(divergence) => ("divergence of next tokens", Some(divergence), mixed.uniform_divergence),
+        None => ("error of outputs", mixed.output_error, mixed.uniform_output_error),
+    };
     let shown = |error: Option<f64>| error.map_or_else(|| "not measured".to_owned(), |error| format!("{error:.4}"));
     let uniform = match mixed.uniform_bits {
-        Some(bits) => format!("{bits:.2} bits with one width: {}", shown(mixed.uniform_output_error)),
+        Some(bits) => format!("{bits:.2} bits with one width: {}", shown(other)),
         None => "no single width has so few bits".to_owned(),
     };
     let written = if mixed.is_mixed { "mixed widths" } else { "one width" };
-    let own = shown(mixed.output_error);
-    format!("error of outputs, {:.2} bits with mixed widths: {own}; {uniform}. Written: {written}\n", mixed.bits)
+    let own = shown(own);
+    format!("{measure}, {:.2} bits with mixed widths: {own}; {uniform}. Written: {written}\n", mixed.bits)
 }
 
 /// The columns that are aligned to the right.

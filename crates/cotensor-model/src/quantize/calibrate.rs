@@ -18,9 +18,9 @@ const ROWS_MAX: usize = 1 << 14;
 /// The most bytes of all moments.
 const MOMENTS_BYTES_MAX: u64 = 4 << 30;
 
-/// The most runs of a graph whose inputs are kept, and the most bytes of these.
+/// The most runs of a graph whose inputs are kept, and the most bytes of their inputs and outputs.
 const RUNS_MAX: usize = 8;
-const RUNS_BYTES_MAX: usize = 64 << 20;
+const RUNS_BYTES_MAX: usize = 512 << 20;
 
 /// What was recorded, by the file of a graph.
 #[derive(Default)]
@@ -85,7 +85,8 @@ impl Calibration {
         };
         let of_graph = |(path, graph): (PathBuf, Record)| {
             let seen = graph.moments.into_iter().filter(|(_, moments)| moments.rows() > 0);
-            Ok((path, OfGraph { inputs: seen.map(inputs).collect::<Result<_>>()?, runs: graph.runs }))
+            let runs = graph.runs.into_iter().map(|kept| kept.run).collect();
+            Ok((path, OfGraph { inputs: seen.map(inputs).collect::<Result<_>>()?, runs }))
         };
         Ok(Self { by_graph: recorder.by_graph.into_iter().map(of_graph).collect::<Result<_>>()? })
     }
@@ -105,8 +106,33 @@ struct Recorder {
 #[derive(Default)]
 struct Record {
     moments: BTreeMap<String, InputMoments>,
-    runs: Vec<Run>,
-    runs_bytes: usize,
+    runs: Vec<KeptRun>,
+}
+
+struct KeptRun {
+    run: Run,
+    /// The rows that were recorded.
+    rows: usize,
+    /// Those of its inputs and outputs.
+    bytes: usize,
+}
+
+impl Record {
+    /// Keeps the runs with the most rows: those of a decoder after its prompt have one, and say little.
+    fn keep(&mut self, new: KeptRun) {
+        let least = self.runs.iter().enumerate().min_by_key(|(_, kept)| kept.rows).map(|(at, kept)| (at, kept.rows));
+        let replaced = least.filter(|_| self.runs.len() == RUNS_MAX);
+        if replaced.is_some_and(|(_, rows)| rows >= new.rows) {
+            return;
+        }
+        let freed = replaced.map_or(0, |(at, _)| self.runs[at].bytes);
+        if self.runs.iter().map(|kept| kept.bytes).sum::<usize>() - freed + new.bytes <= RUNS_BYTES_MAX {
+            if let Some((at, _)) = replaced {
+                self.runs.swap_remove(at);
+            }
+            self.runs.push(new);
+        }
+    }
 }
 
 /// Opens a graph that records what its matrices multiply.
@@ -151,22 +177,19 @@ struct RecordingGraph {
 }
 
 impl RecordingGraph {
-    fn record(&self, name: &str, values: &[f32]) {
+    /// Returns the rows of the value.
+    fn record(&self, name: &str, values: &[f32]) -> usize {
         let mut recorder = lock(&self.recorder);
         let moments = recorder.by_graph.get_mut(&self.path).and_then(|graph| graph.moments.get_mut(name));
-        let Some(moments) = moments.filter(|moments| values.len().is_multiple_of(moments.columns())) else { return };
-        let rows = ROWS_MAX.saturating_sub(moments.rows()).min(values.len() / moments.columns());
-        moments.add(&values[..rows * moments.columns()]);
+        let Some(moments) = moments.filter(|moments| values.len().is_multiple_of(moments.columns())) else { return 0 };
+        let rows = values.len() / moments.columns();
+        let counted = ROWS_MAX.saturating_sub(moments.rows()).min(rows);
+        moments.add(&values[..counted * moments.columns()]);
+        rows
     }
 
-    /// Keeps the inputs of one of the first runs.
-    fn keep(&self, inputs: &[(&str, TensorRef<'_>)], outputs: &[&str]) -> Result<()> {
-        let mut recorder = lock(&self.recorder);
-        let bytes: usize = inputs.iter().filter_map(|(_, tensor)| tensor.bytes()).map(<[u8]>::len).sum();
-        let Some(record) = recorder.by_graph.get_mut(&self.path) else { return Ok(()) };
-        if record.runs.len() == RUNS_MAX || record.runs_bytes + bytes > RUNS_BYTES_MAX {
-            return Ok(());
-        }
+    /// Keeps the inputs of a run, if they say more than those of others.
+    fn keep(&self, inputs: &[(&str, TensorRef<'_>)], outputs: &[&str], rows: usize, output_bytes: usize) -> Result<()> {
         let copy = |(name, tensor): &(&str, TensorRef<'_>)| {
             let mut array = Array::zeros(tensor.dtype(), tensor.shape())?;
             if let (Some(target), Some(bytes)) = (array.bytes_mut(), tensor.bytes()) {
@@ -174,9 +197,12 @@ impl RecordingGraph {
             }
             Ok(((*name).to_owned(), array))
         };
+        let input_bytes: usize = inputs.iter().filter_map(|(_, tensor)| tensor.bytes()).map(<[u8]>::len).sum();
         let inputs = inputs.iter().map(copy).collect::<Result<_>>()?;
-        record.runs_bytes += bytes;
-        record.runs.push(Run { inputs, outputs: outputs.iter().map(|&name| name.to_owned()).collect() });
+        let run = Run { inputs, outputs: outputs.iter().map(|&name| name.to_owned()).collect() };
+        if let Some(record) = lock(&self.recorder).by_graph.get_mut(&self.path) {
+            record.keep(KeptRun { run, rows, bytes: input_bytes + output_bytes });
+        }
         Ok(())
     }
 }
@@ -188,23 +214,26 @@ impl LoadedGraph for RecordingGraph {
         outputs: &[&str],
         allocator: &dyn OutputAllocator,
     ) -> Result<Vec<Output>> {
-        self.keep(inputs, outputs)?;
         let is_added = |name: &&str| !inputs.iter().any(|(input, _)| input == name) && !outputs.contains(name);
         let more: Vec<&str> = self.recorded.iter().map(String::as_str).filter(is_added).collect();
         let mut made = self.inner.run(inputs, &[outputs, &more].concat(), allocator)?;
+        let is_recorded = |name: &str| self.recorded.iter().any(|known| known == name);
+        let mut rows = 0;
         for (name, output) in more.into_iter().zip(made.split_off(outputs.len())) {
-            self.record(name, &TensorRef::from(&output.into_array()?).to_f32()?);
+            rows = rows.max(self.record(name, &TensorRef::from(&output.into_array()?).to_f32()?));
         }
-        for (name, tensor) in inputs.iter().filter(|(name, _)| self.recorded.iter().any(|known| known == name)) {
-            self.record(name, &tensor.to_f32()?);
+        for (name, tensor) in inputs.iter().filter(|(name, _)| is_recorded(name)) {
+            rows = rows.max(self.record(name, &tensor.to_f32()?));
         }
-        for (name, output) in
-            outputs.iter().zip(&made).filter(|(name, _)| self.recorded.iter().any(|known| known == *name))
-        {
-            if let Output::Array(array) = output {
-                self.record(name, &TensorRef::from(array).to_f32()?);
+        let mut output_bytes = 0;
+        for (name, output) in outputs.iter().zip(&made) {
+            let Output::Array(array) = output else { continue };
+            output_bytes += array.bytes().len();
+            if is_recorded(name) {
+                rows = rows.max(self.record(name, &TensorRef::from(array).to_f32()?));
             }
         }
+        self.keep(inputs, outputs, rows, output_bytes)?;
         Ok(made)
     }
 
@@ -218,5 +247,31 @@ impl LoadedGraph for RecordingGraph {
 
     fn outputs(&self) -> &[Port] {
         &self.outputs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runs_with_the_most_rows_are_kept() {
+        let run = || Run { inputs: Vec::new(), outputs: Vec::new() };
+        let mut record = Record::default();
+        let kept = |record: &Record| {
+            let mut rows: Vec<usize> = record.runs.iter().map(|kept| kept.rows).collect();
+            rows.sort_unstable();
+            rows
+        };
+        for rows in [40, 1, 1, 1, 30, 1, 1, 1, 1, 50, 1] {
+            record.keep(KeptRun { run: run(), rows, bytes: 1 });
+        }
+        assert_eq!(kept(&record), [1, 1, 1, 1, 1, 30, 40, 50]);
+        record.keep(KeptRun { run: run(), rows: 60, bytes: RUNS_BYTES_MAX });
+        assert_eq!(kept(&record), [1, 1, 1, 1, 1, 30, 40, 50], "more bytes than there is room for");
+        for rows in 2..10 {
+            record.keep(KeptRun { run: run(), rows, bytes: 1 });
+        }
+        assert_eq!(kept(&record), [5, 6, 7, 8, 9, 30, 40, 50]);
     }
 }

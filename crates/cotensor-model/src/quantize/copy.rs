@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// How often a copy is made that is removed before it is held.
 const ATTEMPTS: usize = 3;
 /// Changes with the content of copies.
-const DOMAIN: &str = "cotensor quantized copy v2";
+const DOMAIN: &str = "cotensor quantized copy v3";
 
 /// The folder of a copy of the model in `folder`, as [`quantize_folder`](super::quantize_folder) writes it. It lies in `files` under a key
 /// of the model's files, the options and the samples: the first program of a machine that asks for it makes it, others wait.

@@ -2,7 +2,7 @@
 
 use super::calibrate::{Calibration, Inputs};
 use super::options::QuantizeOptions;
-use super::plan::Choice;
+use super::plan::{Choice, Form};
 use super::sensitivity::{Sensitivity, transposed};
 use super::write::{Encoded, write_codes};
 use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
@@ -19,17 +19,17 @@ use std::path::{Path, PathBuf};
 pub(super) struct Plan<'p> {
     pub(super) options: &'p QuantizeOptions,
     pub(super) calibration: Option<&'p Calibration>,
-    /// The widths of matrices, by the file of the graph and the name of the weight; else that of the options.
-    pub(super) widths: HashMap<(PathBuf, String), Width>,
+    /// The forms of matrices, by the file of the graph and the name of the weight; else that of the options.
+    pub(super) forms: HashMap<(PathBuf, String), Form>,
 }
 
 impl<'p> Plan<'p> {
     pub(super) fn uniform(options: &'p QuantizeOptions, calibration: Option<&'p Calibration>) -> Self {
-        Self { options, calibration, widths: HashMap::new() }
+        Self { options, calibration, forms: HashMap::new() }
     }
 
-    fn width(&self, path: &Path, name: &str) -> Width {
-        self.widths.get(&(path.to_path_buf(), name.to_owned())).copied().unwrap_or(self.options.width)
+    fn form(&self, path: &Path, name: &str) -> Form {
+        self.forms.get(&(path.to_path_buf(), name.to_owned())).copied().unwrap_or_else(|| self.options.form())
     }
 }
 
@@ -45,7 +45,7 @@ struct Chosen<'c> {
     low: LowBits,
 }
 
-/// A matrix with what each width of [`Width::ALL`] would give.
+/// A matrix with what each form of [`Form::all`] would give.
 pub(super) struct Candidate {
     pub(super) name: String,
     pub(super) elements: usize,
@@ -95,7 +95,7 @@ pub(super) fn write_graph(
     })
 }
 
-/// What each width would give for each matrix of a graph. The error of a matrix counts as much as it changes the outputs of the graph, if
+/// What each form would give for each matrix of a graph. The error of a matrix counts as much as it changes the outputs of the graph, if
 /// the calibration has runs of it. `progress` has the number of finished matrices, and of all.
 ///
 /// # Errors
@@ -114,22 +114,25 @@ pub(super) fn candidates(
     for (number, matrix) in matrices.iter().enumerate() {
         let Ok(mut one) = choose(&graph, path, plan, matrix)? else { continue };
         let elements = matrix.rows * matrix.columns;
-        let (group, scheme) = (one.spec.group(), one.spec.scheme());
-        let (mut choices, mut share) = (Vec::new(), 1.0);
-        for width in Width::ALL {
-            one.spec = QuantSpec::new(width, group, scheme)?;
+        let (mut choices, mut share): (Vec<Choice>, _) = (Vec::new(), None);
+        for form in Form::all(plan.options.group) {
+            let spec = plan.options.spec(matrix, form)?;
+            if let Some(same) = choices.last().copied().filter(|_| spec == one.spec) {
+                // The columns have no larger groups.
+                choices.push(same);
+                continue;
+            }
+            one.spec = spec;
             let (tensor, report) = encode(&one).map_err(|error| error.in_file(path))?;
-            let error = report.output_error.unwrap_or(report.relative_error);
-            if let (Some(sensitivity), Width::Three) = (&sensitivity, width) {
-                let of_outputs = sensitivity.of(one.weight, matrix, &tensor, one.low.rotation)?;
-                share = of_outputs
-                    .filter(|found| found.is_finite() && error > 0.0)
-                    .map_or(1.0, |of_outputs| of_outputs / error);
+            let error = report.output_error.unwrap_or(report.relative_error).powi(2);
+            if let (Some(sensitivity), None, Width::Three) = (&sensitivity, share, form.width) {
+                let loss = sensitivity.of(one.weight, matrix, &tensor, one.low.rotation)?;
+                share = loss.filter(|loss| loss.is_finite() && error > 0.0).map(|loss| loss / error);
             }
             choices.push(Choice { bits: elements as f64 * report.bits_per_weight, error });
         }
         for choice in &mut choices {
-            choice.error = (share * choice.error).powi(2);
+            choice.error *= share.unwrap_or(1.0);
         }
         progress(&one.weight.name, number + 1, matrices.len());
         found.push(Candidate { name: one.weight.name.clone(), elements, choices });
@@ -149,7 +152,7 @@ fn choose<'c>(
 ) -> Result<std::result::Result<Chosen<'c>, String>> {
     let weight = &graph.weights()[matrix.weights[0]];
     let names: Vec<&str> = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str()).collect();
-    let spec = match plan.options.of_matrix(&names, matrix, plan.width(path, &weight.name)) {
+    let spec = match plan.options.of_matrix(&names, matrix, plan.form(path, &weight.name)) {
         Ok(spec) => spec,
         Err(reason) => return Ok(Err(reason)),
     };

@@ -5,7 +5,7 @@ use super::files::{io, make_parent};
 use super::graph::{Plan, candidates, write_graph};
 use super::measure::compare;
 use super::options::QuantizeOptions;
-use super::plan;
+use super::plan::{self, Form};
 use super::watch::Progress;
 use crate::engine::RtenEngine;
 use crate::pipeline::Samples;
@@ -56,22 +56,25 @@ impl Job<'_> {
         };
         let (mixed, widest) = self.plan(&uniform, target_bits, progress)?;
         let mut graphs = self.write(target, &mixed, progress)?;
-        let output_error = self.measure(samples, target, &mut graphs, progress)?;
+        let own = self.measure(samples, target, &mut graphs, progress)?;
         let mut found = MixedReport {
             target_bits,
             bits: bits_per_weight(&graphs),
             uniform_bits: None,
-            output_error,
+            output_error: own.output_error,
             uniform_output_error: None,
+            divergence: own.divergence,
+            uniform_divergence: None,
             is_mixed: true,
         };
-        if let Some(width) = widest {
-            let options = QuantizeOptions { width, ..self.options.clone() };
+        if let Some(Form { width, group }) = widest {
+            let options = QuantizeOptions { width, group, ..self.options.clone() };
             let other = target.join(UNIFORM);
             let mut others = self.write(&other, &Plan::uniform(&options, Some(&calibration)), progress)?;
-            found.uniform_output_error = self.measure(samples, &other, &mut others, progress)?;
+            let uniform = self.measure(samples, &other, &mut others, progress)?;
+            (found.uniform_output_error, found.uniform_divergence) = (uniform.output_error, uniform.divergence);
             found.uniform_bits = Some(bits_per_weight(&others));
-            found.is_mixed = is_mixed_better(found.output_error, found.uniform_output_error);
+            found.is_mixed = is_mixed_better(own.loss(), uniform.loss());
             if !found.is_mixed {
                 self.move_graphs(&other, target)?;
                 graphs = others;
@@ -96,7 +99,7 @@ impl Job<'_> {
             let options = QuantizeOptions { width, ..self.options.clone() };
             let tried = target.join(UNIFORM);
             let mut graphs = self.write(&tried, &Plan::uniform(&options, Some(calibration)), progress)?;
-            let error = self.measure(samples, &tried, &mut graphs, progress)?;
+            let error = self.measure(samples, &tried, &mut graphs, progress)?.output_error;
             let is_small = error.is_some_and(|error| error <= max_error);
             if is_small {
                 self.move_graphs(&tried, target)?;
@@ -112,13 +115,13 @@ impl Job<'_> {
         Err(Error::unsupported(message).in_file(self.folder).in_field("max-error"))
     }
 
-    /// Widths of their own for all matrices, and the largest single width with at most as many bits.
+    /// Forms of their own for all matrices, and the largest single form with at most as many bits.
     fn plan<'p>(
         &self,
         uniform: &Plan<'p>,
         target_bits: f64,
         progress: &mut Progress<'_>,
-    ) -> Result<(Plan<'p>, Option<Width>)> {
+    ) -> Result<(Plan<'p>, Option<Form>)> {
         let (mut names, mut choices, mut elements) = (Vec::new(), Vec::new(), 0);
         for graph in self.graphs {
             let path = self.folder.join(graph);
@@ -133,10 +136,11 @@ impl Job<'_> {
         }
         let bits_max = target_bits * elements as f64;
         let chosen = plan::choose(&choices, bits_max);
-        let widths = names.into_iter().zip(chosen.into_iter().map(|at| Width::ALL[at])).collect();
+        let all = Form::all(uniform.options.group);
+        let forms = names.into_iter().zip(chosen.into_iter().map(|at| all[at])).collect();
         let fits = |at: &usize| choices.iter().map(|choices| choices[*at].bits).sum::<f64>() <= bits_max;
-        let widest = (0..Width::ALL.len()).rev().find(fits).map(|at| Width::ALL[at]);
-        Ok((Plan { options: uniform.options, calibration: uniform.calibration, widths }, widest))
+        let widest = (0..all.len()).rev().find(fits).map(|at| all[at]);
+        Ok((Plan { options: uniform.options, calibration: uniform.calibration, forms }, widest))
     }
 
     /// Writes all graphs.
@@ -153,22 +157,23 @@ impl Job<'_> {
         self.graphs.iter().map(one).collect()
     }
 
-    /// Compares the outputs of graphs on the samples that were held out. Returns the mean error of all graphs that ran.
+    /// Compares the outputs of graphs on the samples that were held out.
     fn measure(
         &self,
         samples: &Divided<'_>,
         quantized: &Path,
         graphs: &mut [GraphReport],
         progress: &mut Progress<'_>,
-    ) -> Result<Option<f64>> {
+    ) -> Result<Errors> {
         let found = compare(self.folder, quantized, samples.all, &samples.held_out, progress)?;
-        let mut errors = Vec::new();
+        let (mut errors, mut divergences) = (Vec::new(), Vec::new());
         for graph in graphs {
             let Some(measured) = found.get(&self.folder.join(&graph.file)) else { continue };
             graph.errors = *measured;
             errors.extend(measured.output_error);
+            divergences.extend(measured.divergence);
         }
-        Ok((!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64))
+        Ok(Errors { output_error: mean(&errors), divergence: mean(&divergences) })
     }
 
     /// Puts the graphs of `from` in the place of those of `to`.
@@ -181,6 +186,24 @@ impl Job<'_> {
         }
         Ok(())
     }
+}
+
+/// The means of all graphs that ran.
+#[derive(Clone, Copy)]
+struct Errors {
+    output_error: Option<f64>,
+    divergence: Option<f64>,
+}
+
+impl Errors {
+    /// The one by which widths are chosen. The other outputs of a decoder are its caches.
+    fn loss(&self) -> Option<f64> {
+        self.divergence.or(self.output_error)
+    }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 /// Whether mixed widths have the smaller error of outputs. Without outputs to compare, the errors of the layers decide, which chose the

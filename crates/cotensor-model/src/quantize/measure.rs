@@ -7,7 +7,7 @@ use crate::graph::Port;
 use crate::pipeline::{Samples, argmax};
 use crate::preprocess::family::LOGITS;
 use crate::quantized::OutputErrors;
-use crate::tensor::TensorRef;
+use crate::tensor::{Array, TensorRef};
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Result};
 use std::collections::HashMap;
@@ -57,6 +57,27 @@ impl Difference {
     fn of_tokens(&self) -> Option<(f64, f64)> {
         let count = self.compared as f64;
         (self.compared > 0).then(|| (self.divergence / count, self.agreed as f64 / count))
+    }
+
+    /// What widths are chosen by: the divergence of the next tokens of a decoder, whose caches other errors are those of, else the squared
+    /// relative error of all outputs. `None` if nothing was compared.
+    pub(super) fn loss(&self) -> Option<f64> {
+        self.of_tokens().map(|(divergence, _)| divergence).or_else(|| self.relative_error().map(|error| error * error))
+    }
+
+    /// Adds the output `name` of both graphs. Those of integers and of different shapes do not count.
+    pub(super) fn add_output(&mut self, name: &str, full: &Array, other: &Array) {
+        let (Ok(values), Ok(others)) = (TensorRef::from(full).to_f32(), TensorRef::from(other).to_f32()) else {
+            return;
+        };
+        if full.shape() != other.shape() {
+            return;
+        }
+        self.add(&values, &others);
+        // `[batch, tokens, vocabulary]`
+        if let (LOGITS, &[_, _, vocabulary]) = (name, full.shape()) {
+            self.add_tokens(&values, &others, vocabulary.max(1));
+        }
     }
 
     pub(super) fn add(&mut self, full: &[f32], other: &[f32]) {
@@ -145,18 +166,8 @@ impl LoadedGraph for ComparedGraph {
             *difference.tokens.get_or_insert_default() += tokens.shape().iter().product::<usize>() as u64;
         }
         for (name, (full, other)) in outputs.iter().zip(made.iter().zip(&others)) {
-            let Output::Array(full) = full else { continue };
-            // Not of integers.
-            let (Ok(values), Ok(others)) = (TensorRef::from(full).to_f32(), TensorRef::from(other).to_f32()) else {
-                continue;
-            };
-            if full.shape() != other.shape() {
-                continue;
-            }
-            difference.add(&values, &others);
-            // `[batch, tokens, vocabulary]`
-            if let (LOGITS, &[_, _, vocabulary]) = (*name, full.shape()) {
-                difference.add_tokens(&values, &others, vocabulary.max(1));
+            if let Output::Array(full) = full {
+                difference.add_output(name, full, other);
             }
         }
         Ok(made)
@@ -182,10 +193,18 @@ mod tests {
     #[test]
     fn tokens_agree_or_not() {
         let mut difference = Difference::default();
-        assert!(difference.relative_error().is_none() && difference.of_tokens().is_none());
+        assert!(
+            difference.relative_error().is_none() && difference.of_tokens().is_none() && difference.loss().is_none()
+        );
+        let errors = Difference { wrong: 1.0, all: 25.0, ..difference };
+        assert!(errors.loss().is_some_and(|loss| (loss - 0.04).abs() < 1e-12));
         let logits = [1.0, 3.0, 2.0, 0.0, 0.0, 5.0];
         difference.add_tokens(&logits, &logits, 3);
         assert_eq!(difference.of_tokens(), Some((0.0, 1.0)));
+        // Other outputs are caches of a decoder.
+        difference.add(&[3.0, 4.0], &[3.0, 3.0]);
+        assert_eq!((difference.loss(), difference.relative_error()), (Some(0.0), Some(0.2)));
+        let mut difference = Difference { wrong: 0.0, all: 0.0, ..difference };
         // Another constant for all tokens changes no probability.
         difference.add_tokens(&[0.0, 1.0], &[7.0, 8.0], 2);
         let (divergence, agreed) = difference.of_tokens().unwrap();

@@ -1,3 +1,4 @@
+use super::plan::Form;
 use crate::graph::{LowBits, Matrix};
 use cotensor_core::{DType, Error, Hasher, Result};
 use cotensor_quant::{GROUPS, QuantSpec, Scheme, Width};
@@ -48,7 +49,7 @@ impl FromStr for Activations {
 pub struct QuantizeOptions {
     /// Bits of a code.
     pub width: Width,
-    /// The most elements of a group: 16 to 256.
+    /// The most elements of a group: 16 to 256. With `mixed_bits`, matrices may have larger ones, up to 128.
     pub group: usize,
     /// How scales are fitted. `TwoLevel` is not possible: see [`check_scheme`].
     pub scheme: Scheme,
@@ -59,7 +60,7 @@ pub struct QuantizeOptions {
     pub activations: Activations,
     /// Weights whose names contain one of these texts stay as they are.
     pub keep: Vec<String>,
-    /// Each matrix has a width of its own, so that all have at most this number of bits for a weight, with scales. Needs samples.
+    /// Each matrix has a width and groups of its own, so that all have at most this number of bits for a weight, with scales. Needs samples.
     pub mixed_bits: Option<f64>,
     /// In place of `width`, the smallest one for which the outputs have at most this relative error on held-out samples. Needs samples.
     pub max_error: Option<f64>,
@@ -98,7 +99,12 @@ impl QuantizeOptions {
         }
     }
 
-    /// How a matrix is quantized with a width.
+    /// The form of a matrix that has none of its own.
+    pub(super) fn form(&self) -> Form {
+        Form { width: self.width, group: self.group }
+    }
+
+    /// How a matrix is quantized in a form.
     ///
     /// # Errors
     /// The reason why it stays as it is.
@@ -106,14 +112,22 @@ impl QuantizeOptions {
         &self,
         names: &[&str],
         matrix: &Matrix,
-        width: Width,
+        form: Form,
     ) -> std::result::Result<QuantSpec, String> {
         if let Some(text) = kept_by(&self.keep, names) {
             return Err(format!("--keep {text}"));
         }
-        let group = GROUPS.into_iter().find(|&group| group <= self.group && matrix.columns.is_multiple_of(group));
-        let group = group.ok_or_else(|| format!("{} columns are not a multiple of 16", matrix.columns))?;
-        QuantSpec::new(width, group, self.scheme).map_err(|error| error.message().to_owned())
+        self.spec(matrix, form).map_err(|error| error.message().to_owned())
+    }
+
+    /// The same, also for a matrix to keep.
+    ///
+    /// # Errors
+    /// `Unsupported` for columns without groups, as [`QuantSpec::new`].
+    pub(super) fn spec(&self, matrix: &Matrix, form: Form) -> Result<QuantSpec> {
+        let group = GROUPS.into_iter().find(|&group| group <= form.group && matrix.columns.is_multiple_of(group));
+        let without = || Error::unsupported(format!("{} columns are not a multiple of 16", matrix.columns));
+        QuantSpec::new(form.width, group.ok_or_else(without)?, self.scheme)
     }
 
     /// The reason why a matrix with elements of at most `largest` stays as it is, if the nearest `float16` to each of its scales is zero: the

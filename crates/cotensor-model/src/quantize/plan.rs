@@ -1,11 +1,34 @@
-//! A width for each matrix.
+//! A width and groups for each matrix.
 
-/// A way to store a matrix.
+use cotensor_quant::{GROUPS, Width};
+
+/// The most elements of a group that plans choose: onnxruntime multiplies codes of 2 bits in groups of 128 and fewer.
+const GROUP_MAX: usize = 128;
+
+/// How a matrix is quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    pub(super) width: Width,
+    /// The most elements of a group.
+    pub(super) group: usize,
+}
+
+impl Form {
+    /// Those that a plan chooses from, with rising numbers of bits: all widths in groups of `group` elements and of the larger ones up to
+    /// [`GROUP_MAX`], whose scales take fewer bits.
+    pub(super) fn all(group: usize) -> Vec<Self> {
+        let groups = GROUPS.into_iter().filter(|&found| found == group || (group..=GROUP_MAX).contains(&found));
+        let groups: Vec<usize> = groups.collect();
+        Width::ALL.into_iter().flat_map(|width| groups.iter().map(move |&group| Self { width, group })).collect()
+    }
+}
+
+/// What a form gives for a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Choice {
     /// Bits of all its elements, with scales and offsets.
     pub(super) bits: f64,
-    /// The squared relative error.
+    /// How much the outputs of the graph lose.
     pub(super) error: f64,
 }
 
@@ -44,6 +67,18 @@ mod tests {
 
     fn bits(matrices: &[Vec<Choice>], chosen: &[usize]) -> f64 {
         matrices.iter().zip(chosen).map(|(choices, at)| choices[*at].bits).sum()
+    }
+
+    #[test]
+    fn forms_have_rising_numbers_of_bits() {
+        for group in GROUPS {
+            let bits = |form: &Form| f64::from(form.width.bits()) + 16.0 / form.group as f64;
+            let forms = Form::all(group);
+            assert!(forms.iter().map(bits).is_sorted() && forms.iter().all(|form| form.group >= group), "{forms:?}");
+        }
+        let groups: Vec<usize> = Form::all(32).iter().take(4).map(|form| form.group).collect();
+        assert_eq!(groups, [128, 64, 32, 128]);
+        assert_eq!(Form::all(256).len(), Width::ALL.len());
     }
 
     #[test]

@@ -41,8 +41,8 @@ impl<'c> Sensitivity<'c> {
         Ok(found)
     }
 
-    /// The relative error of all outputs in the L2 norm if `tensor` takes the place of one matrix, whose first weight is `weight`. `None` if
-    /// nothing was compared. `rotation` is the block by which its rows are rotated.
+    /// The [loss](Difference::loss) of the outputs if `tensor` takes the place of one matrix, whose first weight is `weight`. `None` if nothing
+    /// was compared. `rotation` is the block by which its rows are rotated.
     pub(super) fn of(
         &self,
         weight: &Weight,
@@ -62,15 +62,12 @@ impl<'c> Sensitivity<'c> {
         }
         let outputs = self.run(self.leases(Some((at, &values)))?)?;
         let mut difference = Difference::default();
-        for (full, other) in self.outputs.iter().flatten().zip(outputs.iter().flatten()) {
-            // Not of integers.
-            if let (Ok(values), Ok(others)) = (TensorRef::from(full).to_f32(), TensorRef::from(other).to_f32())
-                && full.shape() == other.shape()
-            {
-                difference.add(&values, &others);
+        for (run, (full, others)) in self.runs.iter().zip(self.outputs.iter().zip(&outputs)) {
+            for (name, (full, other)) in run.outputs.iter().zip(full.iter().zip(others)) {
+                difference.add_output(name, full, other);
             }
         }
-        Ok(difference.relative_error())
+        Ok(difference.loss())
     }
 
     /// The weights, one of them with other elements.

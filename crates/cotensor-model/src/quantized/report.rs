@@ -106,7 +106,14 @@ pub struct MixedReport {
     /// See `output_error`.
     #[serde(default, with = "super::measured")]
     pub uniform_output_error: Option<f64>,
-    /// Whether the mixed widths were written: they are if their outputs have the smaller error.
+    /// As `output_error`, the divergence of next tokens; `None` for a model that is not a decoder.
+    #[serde(default, with = "super::measured")]
+    pub divergence: Option<f64>,
+    /// See `divergence`.
+    #[serde(default, with = "super::measured")]
+    pub uniform_divergence: Option<f64>,
+    /// Whether the mixed widths were written: they are if their divergence is the smaller one, or, without divergences, if their outputs
+    /// have the smaller error.
     pub is_mixed: bool,
 }
 
