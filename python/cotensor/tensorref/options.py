@@ -35,12 +35,20 @@ def devices_of(device: Any) -> List[torch.device]:
     """The devices of a session with their numbers."""
     named = device if isinstance(device, (list, tuple)) else [device]
     targets = [torch.device("simulated" if isinstance(one, SimulatedDevice) else one) for one in named]
-    targets = [torch.device(target.type, target.index or 0) for target in targets]
     if any([target.type == "cpu" for target in targets]):
         raise InvalidError("device: pass the device of an accelerator, not the CPU", field="device")
+    targets = [torch.device(target.type, _number_of(target)) for target in targets]
     if not targets or len({target.type for target in targets}) > 1 or len(set(targets)) < len(targets):
         raise InvalidError(f"device: pass different devices of one kind, not {device!r}", field="device")
     return targets
+
+
+def _number_of(device: torch.device) -> int:
+    """The number of a device; of one without a number, as PyTorch takes it, that of the current device."""
+    if device.index is not None:
+        return device.index
+    module: Any = torch.get_device_module(device)
+    return int(module.current_device()) if module.is_available() else 0
 
 
 def for_each(value: Any, count: int, field: str) -> List[Any]:
