@@ -131,7 +131,7 @@ def run(program, *arguments):
 def test_actors_and_tasks_alone_can_have_the_runtime_environment(cluster):
     done = run(
         """
-        import sys, time, numpy as np, ray, cotensor.ray
+        import sys, numpy as np, ray, cotensor.ray
         ray.init(sys.argv[1], log_to_driver=False)
         cotensor.ray.setup()
 
@@ -147,16 +147,15 @@ def test_actors_and_tasks_alone_can_have_the_runtime_environment(cluster):
         def kept():
             return sum(one.get("kept", 0) for one in cotensor.ray.status().values())
 
-        for env, expected in (({}, 0), (cotensor.ray.runtime_env({"env_vars": {"A": "1"}}), 1)):
+        held = []
+        for env, added in (({}, 0), (cotensor.ray.runtime_env({"env_vars": {"A": "1"}}), 1)):
             maker = Maker.options(runtime_env=env).remote()
             for function in (maker.make, make.options(runtime_env=env)):
-                made = function.remote(1 << 18)
+                before, made = kept(), function.remote(1 << 18)
                 ray.wait([made])
-                assert kept() == expected, (env, kept())
+                assert kept() == before + added, (env, before, kept())
                 assert ray.get(made).sum() == 1 << 18
-                del made
-                while kept():
-                    time.sleep(0.05)
+                held.append(made)
         """,
         cluster.address,
     )

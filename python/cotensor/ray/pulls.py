@@ -136,22 +136,27 @@ class Pulls:
             is_new, copy = self._holdings.want(key, bytes.fromhex(token))
             if copy is not None and not is_new:
                 return copy  # type: ignore[no-any-return]
-            began = time.monotonic()
             try:
-                try:
-                    with self.arriving(key) as arrival:
-                        # Also when the copy is here: the other node reports the end of tokens that it was asked for.
-                        sources = sources_of(self._join(key, token, name), key, token)
-                        return self._add(arrival, sources, key, token, name, target) if copy is None else copy
-                except (IoError, RefusedError):
-                    if copy is None:
-                        copy = self._without_origin(key, token, name, target, began)
-                    if copy is None:
-                        raise
-                    return copy
+                return self._pull(key, token, name, target, copy)
             except BaseException:
                 self._holdings.end_copies(bytes.fromhex(token))
                 raise
+
+    def _pull(self, key: Key, token: str, name: str, target: Callable[[], Target[Tensor]], copy: Optional[Tensor]) -> Tensor:
+        """``copy``, or a new one for None, for a token with which it was not wanted before."""
+        began = time.monotonic()
+        try:
+            with self.arriving(key) as arrival:
+                # Also when the copy is here: the other node reports the end of tokens that it was asked for.
+                sources = sources_of(self._join(key, token, name), key, token)
+                if copy is None:
+                    copy = self._add(arrival, sources, key, token, name, target)
+        except (IoError, RefusedError):
+            if copy is None:
+                copy = self._without_origin(key, token, name, target, began)
+            if copy is None:
+                raise
+        return copy
 
     def _without_origin(
         self, key: Key, token: str, name: str, target: Callable[[], Target[Tensor]], began: float
