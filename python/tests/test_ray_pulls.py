@@ -1,5 +1,6 @@
 """Copies of other nodes' tensors in a daemon's store, without a cluster."""
 
+import os
 import random
 import threading
 
@@ -160,6 +161,26 @@ def test_copies_that_wait_for_one_node_delay_none_from_another(nodes, origin):
     slow.close()
 
 
+def test_memory_of_a_copy_is_made_as_its_bytes_come(daemon):
+    with daemon.connect() as store:
+        target = TensorTarget(Spec((SIZE,), "uint8").builder(store, own_name(), keep=False))
+
+        def made():
+            return os.stat(f"/proc/self/fd/{target.fileno()}").st_blocks * 512
+
+        assert made() == 0
+        target.populate(SIZE - 1, SIZE)
+        assert 0 < made() < SIZE
+        memory = target.memory()
+        memory[-1] = 7
+        target.populate(0, SIZE // 2)
+        memory[: SIZE // 2] = DATA[: SIZE // 2]
+        assert made() < SIZE
+        del memory
+        with target.publish() as tensor:
+            assert bytes(tensor) == DATA[: SIZE // 2] + bytes(SIZE - SIZE // 2 - 1) + b"\7"
+
+
 def test_a_group_arrives_with_its_members_in_one_copy(daemon, origin):
     np = pytest.importorskip("numpy")
     with daemon.connect() as store:
@@ -263,7 +284,7 @@ def test_a_node_without_room_is_no_source(nodes, origin):
     first, second, *_ = nodes
 
     class Full:
-        def empty(self, *_, **__):
+        def _empty_copy(self, *_, **__):
             raise OverBudgetError("full")
 
     first.store = Full()

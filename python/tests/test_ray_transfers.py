@@ -127,6 +127,36 @@ def test_bytes_arrive_over_one_and_several_streams(server):
     assert server.sent_bytes == sum(map(len, data.values()))
 
 
+def test_memory_is_made_before_its_bytes_are_received(serve, relay):
+    target, made = bytearray(len(DATA)), []
+
+    def populate(start, end):
+        assert target[start:end] == bytes(end - start), "nothing was received there"
+        made.append((start, end))
+
+    def advance(number, at):
+        assert any(start < at <= end for start, end in made)
+
+    # A stream that goes on elsewhere has its memory.
+    address = relay(serve({b"large": DATA}).address, lambda number, start: 1_000_000 if number < 2 else 1 << 30)
+    transfer.fetch([(address, b"large")], memoryview(target), advance, populate)
+    assert target == DATA
+    assert sum(end - start for start, end in made) == len(DATA) and len(made) > len(transfer.ranges_of(len(DATA)))
+
+
+def test_memory_that_cannot_be_made_ends_the_transfer(server):
+    server, _ = server
+    asked = []
+
+    def populate(start, end):
+        asked.append(start)
+        raise IoError("cannot reserve 3 bytes")
+
+    with pytest.raises(IoError, match="^cannot reserve 3 bytes$"):
+        transfer.fetch([(server.address, b"small")] * 2, memoryview(bytearray(3)), populate=populate)
+    assert asked == [0], "no other source is asked"
+
+
 def test_freed_tensors_other_lengths_and_wrong_secrets_are_refused(server):
     server, _ = server
     host, port, _ = server.address

@@ -1,6 +1,8 @@
 use crate::{Device, Error, Result, TENSOR_BYTES_MAX};
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Every segment starts at a multiple of this many bytes, and so does every tensor packed into one.
@@ -169,6 +171,21 @@ pub trait SegmentMut: Send + Sync {
     /// The bytes for writing, where the host can address them.
     fn bytes_mut(&mut self) -> Option<&mut [u8]>;
 
+    /// The address of the first byte, where the host can address the bytes, for code that calls [`populate`](Self::populate) for the bytes
+    /// that it is about to write there.
+    fn unpopulated_address(&mut self) -> Option<NonNull<u8>> {
+        self.bytes_mut().map(|bytes| NonNull::from(bytes).cast())
+    }
+
+    /// Makes the memory of a range of bytes exist, unless it does. Other accesses make all of it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the range is not inside the segment;
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no memory left.
+    fn populate(&self, range: Range<usize>) -> Result<()> {
+        range_within(range.start, range.len(), self.len()).map(drop)
+    }
+
     /// The address of the first byte for programs on the device. They may write there until the segment is frozen, which waits for
     /// the work that this process has given to the device.
     ///
@@ -309,7 +326,7 @@ pub trait Segment: Send + Sync {
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when it does not.
-pub fn range_within(offset: usize, len: usize, total: usize) -> Result<std::ops::Range<usize>> {
+pub fn range_within(offset: usize, len: usize, total: usize) -> Result<Range<usize>> {
     match offset.checked_add(len) {
         Some(end) if end <= total => Ok(offset..end),
         _ => Err(Error::invalid(format!("{len} bytes at offset {offset} do not fit a segment of {total} bytes"))),

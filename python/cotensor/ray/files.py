@@ -113,6 +113,9 @@ class FileTarget:
         """See :class:`~cotensor.ray.pulls.Target`."""
         return memoryview(mmap.mmap(self.fileno(), self.nbytes))
 
+    def populate(self, start: int, end: int) -> None:
+        """The file has all of its blocks."""
+
     def publish(self) -> Path:
         """The path, if the bytes are the expected ones. Raises :class:`IoError` otherwise."""
         found = sha256_of(self.fileno())

@@ -53,11 +53,9 @@ class Spec(NamedTuple):
             )
 
     def builder(self, store: Store, name: str, keep: bool) -> TensorBuilder:
-        """The memory of a copy."""
+        """An unpublished copy, whose memory is made when it is written."""
         options: Dict[str, Any] = {"kind": self.kind, "producer": self.producer, "metadata": self.metadata, "keep": keep}
-        if self.members:
-            return store._empty_group(name, self.members, **options)
-        return store.empty(name, self.shape, self.dtype, **options)
+        return store._empty_copy(name, self.shape, self.dtype, self.members, **options)
 
 
 def spec_of(tensor: Tensor) -> Spec:

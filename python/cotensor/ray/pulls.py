@@ -58,6 +58,9 @@ class Target(Protocol[_P]):
     def memory(self) -> memoryview:
         """The memory, to write the bytes there."""
 
+    def populate(self, start: int, end: int) -> None:
+        """The bytes from ``start`` to ``end`` are about to be written there. Several threads call it."""
+
     def publish(self) -> _P:
         """All bytes are here."""
 
@@ -82,7 +85,11 @@ class TensorTarget:
 
     def memory(self) -> memoryview:
         """See :class:`Target`."""
-        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self._builder.data_ptr)).cast("B")
+        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self._builder._address)).cast("B")
+
+    def populate(self, start: int, end: int) -> None:
+        """See :class:`Target`."""
+        self._builder._populate(start, end)
 
     def publish(self) -> Tensor:
         """See :class:`Target`."""
@@ -102,7 +109,7 @@ def received(target: Target[_P], sources: Sequence[Source], name: str, node: str
             if arrival is not None:
                 arrival.begin(target.fileno(), ranges_of(target.nbytes))
             with target.memory() as memory:
-                fetch(sources, memory, None if arrival is None else arrival.advance)
+                fetch(sources, memory, None if arrival is None else arrival.advance, target.populate)
         return target.publish()
     except BaseException as error:
         target.discard()

@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from ..errors import IoError, NotFoundError, RefusedError
+from ..errors import CotensorError, IoError, NotFoundError, RefusedError
 from .arrival import Range, Readable
 
 #: Address, port and secret of a server.
@@ -36,6 +36,8 @@ _OTHER_SECRET = _REFUSED - 1
 #: Streams of one transfer, and the bytes from which on one more is used.
 STREAMS_MAX = 4
 STREAM_BYTES = 8 << 20
+#: Bytes for which a stream has memory made at a time. A store makes larger parts of a large tensor.
+_POPULATE_BYTES = 2 << 20
 #: Bytes that a server passes to the kernel at a time.
 _SEND_BYTES = 1 << 20
 #: A peer that neither takes nor asks for a byte for so long is given up by a server, in seconds.
@@ -146,17 +148,23 @@ def ranges_of(size: int) -> List[Range]:
     return [(number * part, min((number + 1) * part, size)) for number in range(streams)]
 
 
-def fetch(sources: Sequence[Source], target: memoryview, advance: Optional[Callable[[int, int], None]] = None) -> None:
+def fetch(
+    sources: Sequence[Source],
+    target: memoryview,
+    advance: Optional[Callable[[int, int], None]] = None,
+    populate: Callable[[int, int], None] = lambda start, end: None,
+) -> None:
     """Fills ``target``, bytes, with those of a tensor.
 
     A source that ends, does not have the tensor, or is slow is left for the next one. The last one has all bytes. ``advance``
-    is called with the number of each range of :func:`ranges_of` and the byte up to which it has arrived.
+    is called with the number of each range of :func:`ranges_of` and the byte up to which it has arrived, ``populate`` with the
+    start and end of bytes before they are received. Each stream calls both in a thread of its own.
 
     Raises :class:`NotFoundError` when the last source has no such tensor, or one of another length, :class:`RefusedError` when
-    it has another secret, and :class:`IoError` when no source sends bytes.
+    it has another secret, :class:`IoError` when no source sends bytes, and the :class:`CotensorError` of ``populate``.
     """
     failed = threading.Event()
-    streams = [_Stream(sources, target, bounds, failed) for bounds in ranges_of(len(target))]
+    streams = [_Stream(sources, target, bounds, populate, failed) for bounds in ranges_of(len(target))]
 
     def run(number: int) -> None:
         try:
@@ -179,10 +187,19 @@ def fetch(sources: Sequence[Source], target: memoryview, advance: Optional[Calla
 class _Stream:
     """The bytes of one range, from one source after the other."""
 
-    def __init__(self, sources: Sequence[Source], target: memoryview, bounds: Range, failed: threading.Event) -> None:
-        self._sources, self._target, self._failed = sources, target, failed
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        target: memoryview,
+        bounds: Range,
+        populate: Callable[[int, int], None],
+        failed: threading.Event,
+    ) -> None:
+        self._sources, self._target, self._populate, self._failed = sources, target, populate, failed
         self._size = len(target)
         self._at, self._end = bounds
+        #: The end of the bytes for which ``populate`` was called.
+        self._populated = self._at
         #: When bytes came, and what went wrong: without its traceback, whose frames would keep this, and the callers' references
         #: to tokens, until a garbage collection.
         self._came = 0.0
@@ -197,8 +214,8 @@ class _Stream:
                 try:
                     self._read(source, is_last, advance)
                     return
-                except (NotFoundError, RefusedError) as error:
-                    if is_last:
+                except CotensorError as error:
+                    if is_last or not isinstance(error, (NotFoundError, RefusedError)):
                         raise
                     self._error = error.with_traceback(None)
                 except (OSError, EOFError) as error:
@@ -230,7 +247,10 @@ class _Stream:
                     # A source that waits itself leaves its own source meanwhile.
                     waits = 2 if frame == 0 else waits
                 else:
-                    count = stream.recv_into(self._target[self._at : min(self._end, self._at + frame)])
+                    if self._at == self._populated:
+                        self._populated = min(self._at + _POPULATE_BYTES, self._end)
+                        self._populate(self._at, self._populated)
+                    count = stream.recv_into(self._target[self._at : min(self._populated, self._at + frame)])
                     if count == 0:
                         raise EOFError("the stream ended")
                     self._at += count

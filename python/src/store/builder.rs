@@ -21,6 +21,7 @@ use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyDict, PyTuple};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
@@ -101,11 +102,20 @@ impl BuilderState {
 impl TensorBuilder {
     /// # Errors
     /// `Unsupported` for memory that the host cannot write, or that does not outlive its tensor.
-    pub(super) fn new(mut reservation: Reservation, store: Arc<dyn Store>) -> Result<Self, Error> {
+    pub(super) fn new(reservation: Reservation, store: Arc<dyn Store>) -> Result<Self, Error> {
+        reservation.populate(0..reservation.layout().size_bytes())?;
+        Self::unpopulated(reservation, store)
+    }
+
+    /// As [`new`](Self::new), without memory: [`_populate`](Self::_populate) makes it before it is written at its address.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(super) fn unpopulated(mut reservation: Reservation, store: Arc<dyn Store>) -> Result<Self, Error> {
         let (name, layout) = (reservation.name().to_owned(), reservation.layout().clone());
         let (device, unwritable) = (reservation.device(), || Error::unsupported("the host cannot write this memory"));
         let address = if device.is_host() {
-            NonNull::from(reservation.bytes_mut().ok_or_else(unwritable)?).cast()
+            reservation.unpopulated_address().ok_or_else(unwritable)?
         } else {
             device_pointer(reservation.device_address()?)?
         };
@@ -203,7 +213,17 @@ impl TensorBuilder {
         outcome
     }
 
+    /// Makes the memory of a range of bytes exist.
+    fn populate(&self, range: Range<usize>) -> Result<(), Error> {
+        match &*self.state() {
+            BuilderState::Open(reservation) if reservation.is_ours() => reservation.populate(range),
+            // It exists, or is made by the write.
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn buffer(&self) -> Result<Buffer, Error> {
+        self.populate(0..self.layout.size_bytes())?;
         let (address, layout) = (self.memory.address, self.layout.clone());
         let keep = Arc::clone(&self.memory) as KeepAlive;
         Ok(match self.cuda()? {
@@ -261,8 +281,9 @@ impl TensorBuilder {
 
     /// The address of the first element, on a device for the device.
     #[getter]
-    fn data_ptr(&self) -> usize {
-        self.memory.address.as_ptr() as usize
+    fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
+        self.populate(0..self.layout.size_bytes()).or_raise(py)?;
+        Ok(self.memory.address.as_ptr() as usize)
     }
 
     /// Whether the tensor is published.
@@ -319,6 +340,17 @@ impl TensorBuilder {
             py.detach(|| reservation.write_part(|target, start| target.write_at(start.saturating_add(offset), &data)))
                 .or_raise(py)
         })
+    }
+
+    /// Makes the memory of the bytes from ``start`` to ``end`` exist, which the caller is about to write at ``_address``.
+    fn _populate(&self, py: Python<'_>, start: usize, end: usize) -> PyResult<()> {
+        py.detach(|| self.populate(start..end.max(start))).or_raise(py)
+    }
+
+    /// The address of the first byte, also before its memory exists.
+    #[getter]
+    fn _address(&self) -> usize {
+        self.memory.address.as_ptr() as usize
     }
 
     /// Counts ``nbytes`` bytes that the caller copied into the memory through an array.

@@ -1,6 +1,5 @@
 //! Groups: several arrays under one name.
 
-use super::builder::TensorBuilder;
 use super::holder::holder as holder_of;
 use super::options::TensorOptions;
 use super::tensor::Tensor;
@@ -45,17 +44,16 @@ pub(super) fn put_group(
     Ok(Tensor::new(lease, store))
 }
 
-/// An unpublished group of zeros, with the name, dtype and shape of each member.
+/// The spec of a group, from the name, dtype and shape of each member.
 ///
 /// # Errors
 /// `Invalid` with the member, as [`Members::new`].
-pub(super) fn empty_group(
+pub(super) fn group_spec(
     py: Python<'_>,
-    store: Arc<dyn Store>,
     name: &str,
     members: &[(String, String, Vec<usize>)],
     options: &TensorOptions,
-) -> PyResult<TensorBuilder> {
+) -> PyResult<TensorSpec> {
     let laid = || {
         let parsed = members.iter().map(|(member, dtype, shape)| {
             let dtype: DType = dtype.parse().map_err(|error: Error| error.in_field(member.as_str()))?;
@@ -63,10 +61,7 @@ pub(super) fn empty_group(
         });
         Members::new(parsed.collect::<Result<Vec<_>, Error>>()?)
     };
-    let spec = spec(py, name, laid().or_raise(py)?, options)?;
-    let holder = holder_of(py, &store, options.holder.as_deref());
-    let reservation = py.detach(|| store.reserve_aliased(spec, &holder)).or_raise(py)?;
-    TensorBuilder::new(reservation, store).or_raise(py)
+    spec(py, name, laid().or_raise(py)?, options)
 }
 
 fn spec(py: Python<'_>, name: &str, members: Arc<Members>, options: &TensorOptions) -> PyResult<TensorSpec> {

@@ -3,7 +3,7 @@
 use super::backend::{Backend, BackendCell};
 use super::builder::TensorBuilder;
 use super::claim::{Claimed, claim};
-use super::group::{empty_group, put_group};
+use super::group::{group_spec, put_group};
 use super::holder::{holder as holder_of, program};
 use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
@@ -291,13 +291,16 @@ impl Store {
         put_group(py, self.store(py)?, &name, arrays, &options, from_device)
     }
 
-    /// As :meth:`empty`, for a group: ``members`` are the name, dtype and shape of each.
-    #[pyo3(signature = (name, members, *, kind=None, producer=None, keep=Kept::DEFAULT, metadata=None), text_signature = "($self, name, members, *, kind=None, producer=None, keep=True, metadata=None)")]
+    /// As :meth:`empty`, for a copy of a tensor, or of a group with the name, dtype and shape of each of its ``members``. Its memory is made
+    /// when the bytes come: by ``_populate`` part by part, or by the first other access.
+    #[pyo3(signature = (name, shape, dtype, members, *, kind=None, producer=None, keep=Kept::DEFAULT, metadata=None), text_signature = "($self, name, shape, dtype, members, *, kind=None, producer=None, keep=True, metadata=None)")]
     #[expect(clippy::too_many_arguments, reason = "options by keyword")]
-    fn _empty_group(
+    fn _empty_copy(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = args::name)] name: String,
+        #[pyo3(from_py_with = args::shape)] shape: Vec<usize>,
+        #[pyo3(from_py_with = args::dtype)] dtype: String,
         members: Vec<(String, String, Vec<usize>)>,
         #[pyo3(from_py_with = args::kind)] kind: Option<String>,
         #[pyo3(from_py_with = args::producer)] producer: Option<String>,
@@ -306,7 +309,17 @@ impl Store {
     ) -> PyResult<TensorBuilder> {
         let common =
             TensorOptions { holder: None, provenance: None, recompute_seconds: 0.0, kind, producer, keep, metadata };
-        empty_group(py, self.store(py)?, &name, &members, &common)
+        let dtype = dtype.parse::<DType>().or_raise(py)?;
+        let spec = if members.is_empty() {
+            common.spec(py, &name, dtype, &shape)?
+        } else {
+            group_spec(py, &name, &members, &common)?
+        };
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, None);
+        let reservation =
+            py.detach(|| after_releases(spec, |spec| store.reserve_aliased(spec, &holder))).or_raise(py)?;
+        TensorBuilder::unpopulated(reservation, store).or_raise(py)
     }
 
     /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`. With

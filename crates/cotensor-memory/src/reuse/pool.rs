@@ -7,7 +7,9 @@ use crate::host::{MemfdMut, import};
 use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::param::page_size;
 use std::any::Any;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -169,6 +171,14 @@ impl SegmentMut for PooledMemfd {
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.memfd.as_mut()?.bytes_mut()
+    }
+
+    fn unpopulated_address(&mut self) -> Option<NonNull<u8>> {
+        self.memfd.as_mut()?.unpopulated_address()
+    }
+
+    fn populate(&self, range: Range<usize>) -> Result<()> {
+        self.memfd.as_ref().map_or(Ok(()), |memfd| memfd.populate(range))
     }
 
     fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {

@@ -6,6 +6,8 @@ use crate::{CopyReason, Expected, Lease, Members, Retention};
 use cotensor_core::{Device, Error, Layout, Result, SegmentMut};
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +46,20 @@ impl Reservation {
     /// The bytes for writing in place; `None` where the host cannot address them.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.tensor.segment.bytes_mut()
+    }
+
+    /// The address of the first byte in the host's memory, for code that calls [`populate`](Self::populate) for the bytes that it is about
+    /// to write there. `None` where the host cannot address them.
+    pub fn unpopulated_address(&mut self) -> Option<NonNull<u8>> {
+        self.tensor.segment.unpopulated_address()
+    }
+
+    /// Makes the memory of a range of bytes exist, unless it does.
+    ///
+    /// # Errors
+    /// `Invalid` when the range is not inside the memory, `Io` when the system has no memory left.
+    pub fn populate(&self, range: Range<usize>) -> Result<()> {
+        self.tensor.segment.populate(range)
     }
 
     /// The address of the first byte for programs on the device, which may write there until publication.

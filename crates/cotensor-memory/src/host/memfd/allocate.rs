@@ -13,8 +13,9 @@ use std::sync::OnceLock;
 /// A memory is made in about this many parts: each call for huge pages waits for all processors, and what was collapsed just before it is filled
 /// is still in a processor's cache.
 const PARTS: usize = 8;
-/// The longest part.
+/// The longest part, and the shortest one without huge pages.
 const PART_BYTES_MAX: usize = 16 << 20;
+const PART_BYTES_MIN: usize = 2 << 20;
 
 /// The length of a part, a multiple of the huge page `page`, which is not longer than the memory.
 fn part_bytes(len: usize, page: usize) -> usize {
@@ -70,6 +71,23 @@ pub(super) fn back(fd: BorrowedFd<'_>, map: &Mapping) -> Result<()> {
         });
     }
     reserve(fd, len)
+}
+
+/// The length of the parts that [`back_part`] makes of a memory of `len` bytes.
+pub(super) fn part_of(len: usize) -> usize {
+    part_bytes(len, huge_page_bytes().unwrap_or(PART_BYTES_MIN))
+}
+
+/// Reserves the pages of a part, which are zero: huge ones, as far as the kernel has any.
+pub(super) fn back_part(fd: BorrowedFd<'_>, map: &Mapping, part: Range<usize>) -> Result<()> {
+    if let Some(page) = huge_page_bytes() {
+        let huge = part.start..part.end - part.len() % page;
+        if !huge.is_empty() {
+            map.collapse(huge, page);
+        }
+    }
+    let reserved = fallocate(fd, FallocateFlags::empty(), part.start as u64, part.len() as u64);
+    reserved.map_err(|error| failed("cannot reserve", part.len(), error))
 }
 
 /// Reserves all pages, and copies `source` to the start of the memory. Each part is collapsed just before it is filled. Without huge pages, the

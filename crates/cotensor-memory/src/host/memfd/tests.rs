@@ -290,6 +290,52 @@ fn memory_is_made_by_the_first_access() {
     }
 }
 
+/// As a transfer makes the memory of a copy, whose bytes come from several sources at once.
+#[test]
+fn memory_is_made_part_by_part() {
+    for len in [1, 5000, (9 << 20) + 1, 20 << 20] {
+        let pool = MemfdPool::new(0);
+        let mut segment = pool.reserve_aliased(len).unwrap();
+        let address = segment.unpopulated_address().unwrap();
+        let fd = segment.writable_fd().unwrap().try_clone_to_owned().unwrap();
+        let made_bytes = || fstat(&fd).unwrap().st_blocks as usize * 512;
+        assert_eq!(made_bytes(), 0, "{len}");
+        assert_eq!(segment.populate(len..len + 1).unwrap_err().kind(), ErrorKind::Invalid);
+        segment.populate(len - 1..len).unwrap();
+        assert!(made_bytes() > 0 && (len < 8 << 20 || made_bytes() < len), "{len}: {} bytes", made_bytes());
+        // SAFETY: the segment keeps its bytes mapped and writable, and no reference to them exists.
+        unsafe { address.add(len - 1).write(7) };
+        std::thread::scope(|threads| {
+            for start in (0..len).step_by(1 << 20) {
+                let segment = &segment;
+                threads.spawn(move || segment.populate(start..len.min(start + (1 << 20))).unwrap());
+            }
+        });
+        assert!(made_bytes() >= len, "{len}");
+        let published = segment.freeze().unwrap();
+        let (last, rest) = published.bytes().unwrap().split_last().unwrap();
+        assert!(*last == 7 && rest.iter().all(|&byte| byte == 0), "{len}");
+        check_no_holes(published.fd().unwrap(), len).unwrap();
+    }
+}
+
+#[test]
+fn memory_that_is_partly_made_is_made_by_other_accesses_and_by_sealing() {
+    let len = 20 << 20;
+    let begun = || {
+        let memfd = MemfdMut::create_to_fill(len).unwrap();
+        memfd.populate(0..1).unwrap();
+        assert!(!memfd.is_backed());
+        memfd
+    };
+    let sealed = begun().seal().unwrap();
+    check_no_holes(sealed.fd().unwrap(), len).unwrap();
+    assert!(sealed.bytes().unwrap().iter().all(|&byte| byte == 0));
+    let mut written = begun();
+    written.write_at(0, &vec![7; len]).unwrap();
+    assert!(written.is_backed() && written.seal().unwrap().bytes().unwrap().iter().all(|&byte| byte == 7));
+}
+
 #[test]
 fn dropping_returns_descriptor_and_mapping() {
     // Other tests may run in this process at the same time, so a leak shows as growth over many rounds.

@@ -1,6 +1,6 @@
 //! Memfds that are being written.
 
-use super::allocate::{Unbacked, allocate, back, back_with, create};
+use super::allocate::{Unbacked, allocate, back, back_part, back_with, create, part_of};
 use super::seal::{Guarantee, seal};
 use super::sealed::{SealedMemfd, import};
 use crate::host::parallel_copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
@@ -10,7 +10,9 @@ use cotensor_core::sync::{get_mut, lock};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
 use rustix::fs::ftruncate;
 use std::any::Any;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 /// Memory in memfds, one for each segment.
@@ -49,7 +51,15 @@ pub struct MemfdMut {
     /// The used length in bytes; the mapping may be longer.
     len: usize,
     /// Memory that does not exist yet. Each access but a write of all bytes makes it before.
-    missing: Mutex<Option<PendingMemory>>,
+    missing: Mutex<Option<Missing>>,
+}
+
+/// Memory of which parts do not exist yet.
+struct Missing {
+    /// Counts what does not exist.
+    pending: PendingMemory,
+    /// Which of its parts exist; empty before the first one does.
+    made: Vec<bool>,
 }
 
 enum Writable {
@@ -91,15 +101,19 @@ impl MemfdMut {
     /// As [`create`](Self::create).
     pub(crate) fn create_to_fill(len: usize) -> Result<Self> {
         let Unbacked { fd, map, pending } = create(len, OnFork::Exclude)?;
-        Ok(Self { map: Writable::Own(map), fd, len, missing: Mutex::new(Some(pending)) })
+        Ok(Self { map: Writable::Own(map), fd, len, missing: Mutex::new(Some(Missing { pending, made: Vec::new() })) })
     }
 
     /// Reserves the memory, unless it exists.
     fn back(&self) -> Result<()> {
         let mut missing = lock(&self.missing);
-        if missing.is_some() {
+        if let Some(parts) = missing.as_mut() {
             let map = self.map.mapping().ok_or_else(unmapped)?;
-            back(self.fd.as_fd(), map)?;
+            if parts.made.is_empty() {
+                back(self.fd.as_fd(), map)?;
+            } else {
+                parts.make(self.fd.as_fd(), map, 0..map.len())?;
+            }
             // Faults during the copy of one thread would take twice as long as all at once; several threads share them.
             if map.len() < PARALLEL_COPY_BYTES_MIN {
                 map.prefault()?;
@@ -118,7 +132,10 @@ impl MemfdMut {
     /// Copies `source`, which is as long as the memory, into memory that does not exist yet. False if it exists.
     fn fill_missing(&mut self, source: &[u8]) -> Result<bool> {
         let missing = get_mut(&mut self.missing);
-        let (true, Writable::Own(map)) = (missing.is_some(), &mut self.map) else { return Ok(false) };
+        let (Some(Missing { made, .. }), Writable::Own(map)) = (&missing, &mut self.map) else { return Ok(false) };
+        if !made.is_empty() {
+            return Ok(false);
+        }
         back_with(self.fd.as_fd(), map, source)?;
         *missing = None;
         Ok(true)
@@ -146,7 +163,6 @@ impl MemfdMut {
     /// Lets other code in this process keep the address of the bytes: from now on
     /// [`pin_address`](SegmentMut::pin_address) returns a handle, and forked children inherit the mapping.
     pub(crate) fn into_aliased(self) -> Result<Self> {
-        self.back()?;
         let map = match self.map {
             Writable::Own(map) => AliasedMapping::new(map)?,
             Writable::Aliased(map) => map,
@@ -177,6 +193,23 @@ impl MemfdMut {
             }
             Writable::Aliased(map) => seal_aliased(map.remap_copy_on_write(fd.as_fd(), len)?, fd, len),
         }
+    }
+}
+
+impl Missing {
+    /// Makes the parts that `range`, which is not empty, touches.
+    fn make(&mut self, fd: BorrowedFd<'_>, map: &Mapping, range: Range<usize>) -> Result<()> {
+        let part = part_of(map.len());
+        self.made.resize(map.len().div_ceil(part), false);
+        for number in range.start / part..range.end.div_ceil(part) {
+            if !self.made[number] {
+                let range = number * part..map.len().min((number + 1) * part);
+                back_part(fd, map, range.clone())?;
+                self.pending.exists(range.len());
+                self.made[number] = true;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -220,6 +253,23 @@ impl SegmentMut for MemfdMut {
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.back().ok()?;
         self.map.bytes_mut()?.get_mut(..self.len)
+    }
+
+    fn unpopulated_address(&mut self) -> Option<NonNull<u8>> {
+        self.map.mapping().map(Mapping::start)
+    }
+
+    fn populate(&self, range: Range<usize>) -> Result<()> {
+        let range = range_within(range.start, range.len(), self.len)?;
+        if range.len() == self.len || self.capacity() < PARALLEL_COPY_BYTES_MIN {
+            return self.back();
+        }
+        let mut missing = lock(&self.missing);
+        if let (Some(parts), false) = (missing.as_mut(), range.is_empty()) {
+            parts.make(self.fd.as_fd(), self.map.mapping().ok_or_else(unmapped)?, range)?;
+            missing.take_if(|parts| parts.made.iter().all(|made| *made));
+        }
+        Ok(())
     }
 
     fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {

@@ -91,6 +91,15 @@ static ALLOWANCE: Mutex<Allowance> = Mutex::new(Allowance::NONE);
 #[must_use = "other threads count these bytes until the drop"]
 pub struct PendingMemory(u64);
 
+impl PendingMemory {
+    /// `len` of the bytes exist now.
+    pub(crate) fn exists(&mut self, len: usize) {
+        let len = self.0.min(len as u64);
+        self.0 -= len;
+        PENDING.fetch_sub(len, Ordering::Relaxed);
+    }
+}
+
 impl Drop for PendingMemory {
     fn drop(&mut self) {
         PENDING.fetch_sub(self.0, Ordering::Relaxed);
