@@ -18,7 +18,7 @@ from ..functions.retries import not_called
 from . import values
 from .calls import Outcome, after_run
 from .functions import Pulse, is_found_elsewhere
-from .handle import Handle, own_name
+from .handle import Handle
 from .peers import ANSWER_TIMEOUT, answer_of, answers, running_agent
 from .process import Process
 
@@ -128,7 +128,7 @@ class Client(SharedTensorClient):
             # Ray's are read-only.
             small = small.copy()
             if form == "tensor":
-                return process.store.put(own_name(), small, keep=False)
+                return process.put_small(small)
             return sys.modules["torch"].from_numpy(small) if form == "torch" else small
 
         return values.received(value, lambda handle: process.open(handle._replace(form=form)), array)

@@ -98,6 +98,14 @@ class Process:
             return tensor
         return tensor.numpy() if handle.form == "numpy" else tensor.torch()
 
+    def put_small(self, array: Any, **options: Any) -> Tensor:
+        """A tensor of this node with the values of a small array that has travelled in its object."""
+        try:
+            return self.store.put(own_name(), array, keep=False, **options)
+        except (OverBudgetError, NoDaemonError) as error:
+            warnings.warn(f"a tensor is copied into this process: {error}", ResourceWarning, stacklevel=2)
+            return Store().put(own_name(), array, keep=False, **options)
+
     def get(self, name: str) -> Tensor:
         """The tensor of a name. One of another node is copied to this node first, under the same name."""
         try:

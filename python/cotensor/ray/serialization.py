@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from types import FrameType
-from typing import Any, Callable, Optional, Tuple, cast
+from typing import Any, Callable, Dict, Optional, Tuple, cast
 
 import ray
 
@@ -16,7 +16,7 @@ from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError
 from .handle import Form, Handle, Spec
 from .imports import when_imported
 from .process import Process, node_id
-from .values import INLINE_BYTES_MAX
+from .values import INLINE_BYTES_MAX, small
 
 #: The name of :mod:`cotensor.ray.transport`.
 TRANSPORT = "COTENSOR"
@@ -38,7 +38,13 @@ def register() -> None:
 
 
 def _tensor(tensor: Tensor) -> _Reduced:
-    return _handle(lambda process: process.handle_of(tensor)) or _inline(tensor)
+    if not _is_counted():
+        return _inline(tensor)
+    # A token takes longer than the copy.
+    array = small(tensor) if tensor.device == "cpu" else None
+    if array is None:
+        return _handle(lambda process: process.handle_of(tensor))
+    return _small_value, (__version__, array, tensor.kind, tensor.producer, tensor.metadata or None)
 
 
 def _array(array: Any) -> _Reduced:
@@ -47,7 +53,7 @@ def _array(array: Any) -> _Reduced:
     if array.flags.f_contiguous and not array.flags.c_contiguous:
         # Tensors have C order.
         return sys.modules["numpy"].transpose, (array.T,)
-    return _published(array, "numpy") or _inline(array)
+    return (_is_counted() and _published(array, "numpy")) or _inline(array)
 
 
 def _torch(tensor: Any) -> _Reduced:
@@ -59,7 +65,7 @@ def _torch(tensor: Any) -> _Reduced:
     is_plain = is_plain and not vars(tensor)
     if not is_plain or tensor.nbytes <= INLINE_BYTES_MAX or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return _inline(tensor)
-    return _published(tensor, "torch") or _inline(tensor)
+    return (_is_counted() and _published(tensor, "torch")) or _inline(tensor)
 
 
 def _published(value: Any, form: Form) -> Optional[_Reduced]:
@@ -73,10 +79,12 @@ def _published(value: Any, form: Form) -> Optional[_Reduced]:
         return None
 
 
-def _handle(make: Callable[[Process], Handle]) -> Optional[_Reduced]:
-    """A handle; None where Ray does not count the references in it, as in a pickled function."""
-    if not ray._private.worker.global_worker.get_serialization_context().is_in_band_serialization():
-        return None
+def _is_counted() -> bool:
+    """Whether Ray counts the references in the object that is written. It does not in a pickled function."""
+    return bool(ray._private.worker.global_worker.get_serialization_context().is_in_band_serialization())
+
+
+def _handle(make: Callable[[Process], Handle]) -> _Reduced:
     handle = make(Process.current())
     # Plain tuples: another version may have other classes.
     fields = {**handle._asdict(), "spec": tuple(handle.spec)}
@@ -107,10 +115,20 @@ def _value(version: str, fields: Tuple[Any, ...]) -> Any:
         raise
 
 
-def _opened(version: str, fields: Tuple[Any, ...]) -> Any:
+def _small_value(version: str, array: Any, kind: str, producer: Optional[str], metadata: Optional[Dict[str, Any]]) -> Tensor:
+    """A small tensor of the Cotensor that has written it."""
+    _check_version(version)
+    return Process.current().put_small(array, kind=kind, producer=producer, metadata=metadata)
+
+
+def _check_version(version: str) -> None:
     if version != __version__:
         what = f"a tensor of Cotensor {version} cannot be opened by Cotensor {__version__} on node {node_id()}"
         raise UnsupportedError(f"{what}: install one version on all nodes")
+
+
+def _opened(version: str, fields: Tuple[Any, ...]) -> Any:
+    _check_version(version)
     handle = Handle(*fields)
     handle = handle._replace(spec=Spec.of(handle.spec))
     try:

@@ -32,17 +32,17 @@ def sent(value: Any, handle_of: Callable[[Any], Handle]) -> Any:
     if numpy is not None and isinstance(value, numpy.generic) and not isinstance(value, (numpy.void, numpy.datetime64)):
         return value
     if isinstance(value, Tensor) or hasattr(value, "__dlpack__"):
-        small = _small(value)
-        return handle_of(value) if small is None else small
+        array = small(value)
+        return handle_of(value) if array is None else array
     raise UnsupportedError(f"{type(value).__module__}.{type(value).__qualname__}: such a value does not cross between nodes")
 
 
-def _small(value: Any) -> Optional[Any]:
-    """A numpy array of the value, if it is small and numpy has its dtype."""
-    import numpy
-
+def small(value: Any) -> Optional[Any]:
+    """A numpy array of a tensor or an array, if it is small, and numpy has its dtype."""
     if value.nbytes > INLINE_BYTES_MAX:
         return None
+    import numpy
+
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach()
