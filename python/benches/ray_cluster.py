@@ -5,7 +5,8 @@
 Times are medians of interleaved rounds, in milliseconds, of two calls: a producer returns an array, a consumer gets it and
 returns its length. `plasma` are actors without Cotensor; `in place` produces in the store's own memory; `empty` is a pair of
 calls without arrays. `TCP` is a transfer over loopback into memory that was used before, with as many streams as Cotensor
-has. `four` are four consumers on the other node at once.
+has. `four` are four consumers on the other node at once. `get` is one call, in which an actor on the other node gets an array
+that `ray.put` has stored before.
 Needs the environment `bench`.
 """
 
@@ -41,6 +42,13 @@ class Actor:
     def in_place(self, nbytes: int) -> Any:
         with cotensor.ray.store().empty(f"made/{os.getpid()}", (nbytes,), "uint8", keep=False) as builder:
             return builder.publish()
+
+    def put(self, nbytes: int) -> List[Any]:
+        # A list: Ray would pass the array itself to a call.
+        return [ray.put(self.make(nbytes))]
+
+    def get(self, references: List[Any]) -> int:
+        return len(ray.get(references[0]))
 
     def take(self, array: Any) -> int:
         return len(array)
@@ -82,6 +90,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
         return run
 
+    stored: Dict[str, Any] = {}
+
+    def put(maker: Any, name: str, nbytes: int) -> Callable[[], object]:
+        return lambda: stored.update({name: ray.get(maker.put.remote(nbytes))})
+
+    def get(taker: Any, name: str, nbytes: int) -> Callable[[], object]:
+        def run() -> None:
+            assert ray.get(taker.get.remote(stored.pop(name))) == nbytes
+
+        return run
+
     figures: Dict[str, Dict[str, float]] = {}
     for nbytes in SIZES:
         runs = {
@@ -93,11 +112,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
             "plasma, other node": pair(plain_here, [plain_there], nbytes),
             "other node": pair(here, [there], nbytes),
             "other node, four": pair(here, [there, *fellows], nbytes),
+            "plasma, get": get(plain_there, "plasma, get", nbytes),
+            "get": get(there, "get", nbytes),
         }
+        before = {"plasma, get": put(plain_here, "plasma, get", nbytes), "get": put(here, "get", nbytes)}
         # Pages, connections and copies of code.
-        for run in runs.values():
+        for name, run in runs.items():
+            before.get(name, lambda: None)()
             run()
-        figures[str(nbytes)] = found = interleaved(runs, options.rounds if nbytes < 64 << 20 else max(3, options.rounds // 3))
+        rounds = options.rounds if nbytes < 64 << 20 else max(3, options.rounds // 3)
+        figures[str(nbytes)] = found = interleaved(runs, rounds, before=before)
         if nbytes == SIZES[0]:
             print(f"{'':8}" + "".join(f"{name:>20}" for name in runs), flush=True)
         print(f"{nbytes >> 10:>5} KB" + "".join(f"{1000 * found[name]:>20.2f}" for name in runs), flush=True)
