@@ -141,6 +141,7 @@ impl Daemon {
 
     /// Ends a session but for its leases and its shares of devices, as far as its client may resume them.
     pub(crate) fn end_session(&self, session: &Session) -> Option<LeftSession> {
+        session.end_mark().set();
         self.lock().remove(&session.id);
         self.functions.remove_session(session.id);
         self.tasks.remove_session(session.id);

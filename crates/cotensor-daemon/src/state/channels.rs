@@ -62,7 +62,7 @@ impl Channels {
     ///
     /// # Errors
     /// `Invalid` for sizes that are not possible; `Refused` for other files than those of such a channel; `Conflict` while another
-    /// producer that lives has the name, or when the session has too many; `OverBudget`.
+    /// producer that lives has the name, when the session has too many, or when it has ended; `OverBudget`.
     pub(crate) fn open(
         &self,
         store: &LocalStore,
@@ -152,8 +152,9 @@ impl Channels {
     }
 }
 
-/// Checks that the session may open a channel under this name: the name is free, its producer has ended, or the channel is the same.
+/// Checks that the session may open a channel under this name: it has not ended, and the name is free, its producer has ended, or the channel is the same.
 fn check_free(channels: &BTreeMap<String, Channel>, name: &str, ring: Inode, session: &Session) -> Result<()> {
+    session.end_mark().check()?;
     match channels.get(name) {
         // Readers have the ring, too.
         Some(known) if (known.ring, known.pid) != (ring, session.pid) && known.is_open() => {
@@ -186,4 +187,40 @@ impl Channel {
 
 fn not_found(name: &str) -> Error {
     Error::not_found(format!("channel {name:?} not found")).in_field("name")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Daemon};
+    use cotensor_core::DType;
+    use cotensor_memory::ChannelWriter;
+
+    /// A request of a lost connection waits for memory meanwhile, and is done after the client has opened its channel again.
+    #[test]
+    fn late_call_of_a_replaced_session_leaves_the_channel_of_the_next_one() {
+        let daemon = Daemon::new(Config::default()).unwrap();
+        let spec = ChannelSpec::new("camera", DType::U8, &[1000]);
+        let writer = ChannelWriter::create(spec.size().unwrap()).unwrap();
+        let pid = i32::try_from(std::process::id()).ok();
+        let [former, next] = [(); 2].map(|()| daemon.begin_session(pid, None));
+        let open = |session: &Session| {
+            let params = OpenChannelParams {
+                name: spec.name.clone(),
+                dtype: spec.dtype.name().to_owned(),
+                shape: spec.shape.clone(),
+                slots: spec.slots,
+                readers: spec.readers,
+                holds: spec.holds,
+            };
+            daemon.channels.open(&daemon.store, session, params, writer.files().unwrap())
+        };
+        open(&former).unwrap();
+        drop(daemon.end_session(&former));
+        open(&next).unwrap();
+        assert_eq!(open(&former).unwrap_err().kind(), ErrorKind::Conflict);
+        // At the end of the thread of the former connection.
+        drop(daemon.end_session(&former));
+        assert_eq!(daemon.channels.list().len(), 1);
+    }
 }

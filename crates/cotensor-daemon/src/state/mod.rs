@@ -3,6 +3,7 @@
 
 pub(crate) mod broker;
 pub(crate) mod channels;
+mod end_mark;
 pub(crate) mod functions;
 mod http_service;
 pub(crate) mod index;
@@ -13,6 +14,7 @@ pub(crate) mod session;
 pub(crate) mod spill;
 mod store_events;
 
+pub(crate) use end_mark::EndMark;
 pub(crate) use http_service::HttpService;
 pub(crate) use keys::{claim_key, content_hash};
 pub(crate) use orphans::{EndedWait, Orphans};

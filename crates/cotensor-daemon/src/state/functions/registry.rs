@@ -1,6 +1,7 @@
 //! The registry of functions. A function is removed at the end of its session.
 
 use super::slots::Slots;
+use crate::state::EndMark;
 use cotensor_client::protocol::{
     CallerInfo, FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
     RegisterFunctionParams,
@@ -21,6 +22,9 @@ const LIST_MAX: usize = 10_000;
 pub(crate) trait FunctionProvider: Send + Sync {
     /// The number of its session.
     fn session(&self) -> u64;
+
+    /// The mark of the end of its session.
+    fn end_mark(&self) -> &EndMark;
 
     /// Its name, for messages.
     fn client(&self) -> &str;
@@ -67,20 +71,17 @@ impl Registry {
     ///
     /// # Errors
     /// `Invalid` for an invalid name or summary; `Conflict` for a name that another session has, both `standby` or both not,
-    /// or when this session has too many.
+    /// when this session has too many, or when it has ended.
     pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, params: RegisterFunctionParams) -> Result<()> {
         let RegisterFunctionParams { function, epoch, group, standby } = params;
         check(&function)?;
         let mut entries = self.lock();
+        provider.end_mark().check()?;
         let is_another =
             |entry: &&RegisteredFunction| entry.session == provider.session() && entry.function.name != function.name;
         let count = entries.all().filter(is_another).count();
         let same = if standby { &mut entries.standby } else { &mut entries.functions };
-        // A session that has ended may still be in the table if its call ran after its end.
-        if let Some(other) = same
-            .get(&function.name)
-            .filter(|entry| entry.owner.strong_count() > 0 && entry.session != provider.session())
-        {
+        if let Some(other) = same.get(&function.name).filter(|entry| entry.session != provider.session()) {
             let message = format!("{} is provided by {} already", function.name, other.provider.client);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
         }
@@ -176,7 +177,7 @@ impl Entries {
             from.take_while(move |(name, _)| name.starts_with(prefix))
         }
         let mut used: BTreeMap<_, _> = starting(&self.standby, prefix).collect();
-        used.extend(starting(&self.functions, prefix).filter(|(_, entry)| entry.owner.strong_count() > 0));
+        used.extend(starting(&self.functions, prefix));
         used.into_values()
     }
 }
@@ -201,4 +202,26 @@ fn check(function: &FunctionInfo) -> Result<()> {
         return Err(Error::invalid(message).in_field("summary"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::session::Session;
+    use crate::{Config, Daemon};
+
+    /// A call of a lost connection is done after the client has begun its next session.
+    #[test]
+    fn late_call_of_a_replaced_session_leaves_the_name_to_the_next_one() {
+        let daemon = Daemon::new(Config::default()).unwrap();
+        let [former, next] = [(); 2].map(|()| daemon.begin_session(None, None));
+        let add = |session: &Arc<Session>| {
+            let params = serde_json::from_str(r#"{"function": {"name": "f"}, "epoch": 1}"#).unwrap();
+            daemon.functions.add(Arc::clone(session) as Arc<dyn FunctionProvider>, params)
+        };
+        drop(daemon.end_session(&former));
+        assert_eq!(add(&former).unwrap_err().kind(), ErrorKind::Conflict);
+        add(&next).unwrap();
+        assert_eq!(daemon.functions.count(), 1);
+    }
 }

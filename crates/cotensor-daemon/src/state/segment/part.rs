@@ -138,6 +138,7 @@ impl Segment for Part {
 mod tests {
     use super::super::slab::Counted;
     use super::*;
+    use crate::state::EndMark;
     use cotensor_core::sync::lock;
     use std::fs::File;
     use std::sync::{Mutex, Weak};
@@ -146,7 +147,7 @@ mod tests {
 
     /// A session that writes down the slabs and offsets of free ranges.
     #[derive(Default)]
-    struct Owner(Mutex<Vec<(u64, u64)>>);
+    struct Owner(Mutex<Vec<(u64, u64)>>, EndMark);
 
     impl Owner {
         fn took_reports(&self) -> Vec<(u64, u64)> {
@@ -155,6 +156,10 @@ mod tests {
     }
 
     impl SlabOwner for Owner {
+        fn end_mark(&self) -> &EndMark {
+            &self.1
+        }
+
         fn on_range_free(&self, number: u64, offset: u64) {
             lock(&self.0).push((number, offset));
         }

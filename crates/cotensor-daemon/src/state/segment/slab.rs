@@ -1,6 +1,7 @@
 //! A slab: memory that one session writes and in which tensors lie.
 
 use super::device::check_device_memory;
+use crate::state::EndMark;
 use cotensor_core::sync::lock;
 use cotensor_core::{Device, Result};
 use cotensor_memory::{Guarantee, check_sealed};
@@ -13,6 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The session that writes a slab. The slab is locked during these calls.
 pub(crate) trait SlabOwner: Send + Sync {
+    /// The mark of the end of the session.
+    fn end_mark(&self) -> &EndMark;
+
     /// The last lease in the range at `offset` bytes of the owner's slab `number` was released.
     fn on_range_free(&self, number: u64, offset: u64);
 
@@ -136,12 +140,16 @@ impl Slab {
         2 * (self.len / cotensor_core::ALIGNMENT).max(1)
     }
 
-    /// Makes `owner` the session that is notified of free ranges. Returns the offsets of ranges that are leased.
+    /// Makes `owner` the session that is notified of free ranges, unless it has ended: the client's next session has the slab by then. Returns
+    /// the offsets of ranges that are leased.
     pub(crate) fn belongs(&self, owner: &Arc<dyn SlabOwner>, number: u64) -> Vec<u64> {
         let mut uses = self.uses();
-        uses.owner = Some((Arc::downgrade(owner), number));
+        let is_owner = !owner.end_mark().is_set();
+        if is_owner {
+            uses.owner = Some((Arc::downgrade(owner), number));
+        }
         let live = uses.live.iter_mut().map(|(offset, range)| {
-            range.is_published = true;
+            range.is_published |= is_owner;
             *offset as u64
         });
         live.collect()

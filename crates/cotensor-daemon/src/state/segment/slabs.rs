@@ -87,7 +87,7 @@ impl Slabs {
         let known = self.known();
         if let Some(slab) = known.get(&inode).and_then(Weak::upgrade) {
             let current = slab.uses().owner.as_ref().and_then(|(owner, _)| owner.upgrade());
-            if current.is_some() || slab.len != len {
+            if current.is_some_and(|owner| !owner.end_mark().is_set()) || slab.len != len {
                 return Err(Error::new(ErrorKind::Conflict, "this slab is open already").in_field("slab"));
             }
             // Its number is set later. Ranges that are freed until then are not in the list of live ones.
@@ -165,6 +165,28 @@ mod tests {
             drop((slab, share, part, of_tensor));
             assert_eq!(daemon.store.memory_usage_bytes(), 0);
         }
+    }
+
+    /// A call of a lost connection is done after the client has begun its next session.
+    #[test]
+    fn late_call_of_a_replaced_session_leaves_its_slab_to_the_next_one() {
+        let daemon = Daemon::new(Config::default()).unwrap();
+        let made = cotensor_memory::Slab::create(1 << 20).unwrap();
+        let inode = inode(made.fd()).unwrap();
+        let open = |owner: &Arc<dyn SlabOwner>| {
+            let fd = made.fd().try_clone_to_owned().unwrap();
+            daemon.slabs.open(&daemon.store, SlabFile { fd, inode, len: 1 << 20, device: made.device() }, owner)
+        };
+        let [former, next] = [(); 2].map(|()| daemon.begin_session(None, None));
+        drop(daemon.end_session(&former));
+        let [former, next] = [former, next].map(|session| session as Arc<dyn SlabOwner>);
+        let late = open(&former);
+        let (slab, _share) = open(&next).unwrap();
+        slab.belongs(&next, 1);
+        slab.belongs(&former, 2);
+        assert!(open(&former).is_err(), "it is open in the next session");
+        drop(late);
+        assert!(open(&former).is_err(), "and stays so");
     }
 
     #[test]

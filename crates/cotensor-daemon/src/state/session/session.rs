@@ -4,10 +4,10 @@ use super::disconnected::LeftSession;
 use super::free_ranges::FreeRanges;
 use super::queues::Queues;
 use super::resources::Resources;
-use crate::state::StoreEvents;
 use crate::state::broker::DeviceProgram;
 use crate::state::functions::{FunctionProvider, Slots};
 use crate::state::segment::SlabOwner;
+use crate::state::{EndMark, StoreEvents};
 use cotensor_client::protocol::{CallerInfo, DeviceShareParams, SessionInfo, Transport, notification};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result, size};
@@ -58,6 +58,7 @@ pub(crate) struct Session {
     resources: Mutex<Resources>,
     queues: Queues,
     free_ranges: FreeRanges,
+    end_mark: EndMark,
     /// The slots of calls over HTTP of its functions.
     slots: Slots,
 }
@@ -86,6 +87,7 @@ impl Session {
             resources: Mutex::default(),
             queues: Queues::default(),
             free_ranges: FreeRanges::default(),
+            end_mark: EndMark::default(),
             slots: Slots::of_provider(),
         }
     }
@@ -257,6 +259,11 @@ impl Session {
         self.lock().tickets.get(ticket).map(Ticket::key).ok_or_else(missing)
     }
 
+    /// Set before the entries of the session are removed from the tables of the daemon.
+    pub(crate) fn end_mark(&self) -> &EndMark {
+        &self.end_mark
+    }
+
     /// Releases everything but leases and shares of devices that a client with a lock may resume. After the first end, everything.
     pub(crate) fn end(&self) -> Ended {
         self.queues.end();
@@ -274,6 +281,10 @@ impl Session {
 }
 
 impl SlabOwner for Session {
+    fn end_mark(&self) -> &EndMark {
+        &self.end_mark
+    }
+
     /// Notifies the client at once if its socket has room, otherwise with its next call. An idle client reads nothing,
     /// and there may be thousands of ranges.
     fn on_range_free(&self, slab: u64, offset: u64) {
@@ -292,6 +303,10 @@ impl SlabOwner for Session {
 impl FunctionProvider for Session {
     fn session(&self) -> u64 {
         self.id
+    }
+
+    fn end_mark(&self) -> &EndMark {
+        &self.end_mark
     }
 
     fn client(&self) -> &str {
