@@ -6,11 +6,10 @@ import asyncio
 import os
 import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from functions_common import Program, environment, free_port, program, providing, until
+from functions_common import Program, environment, free_port, program, providing, stop_process
 
 import cotensor
 from cotensor import NoDaemonError, TimedOutError, UnsupportedError
@@ -34,13 +33,6 @@ def echo(x):
 def provider(daemon):
     with providing(daemon.socket, FUNCTIONS) as running:
         yield running
-
-
-def stop(running: Program) -> None:
-    """Stops a program, and waits until all its threads are stopped."""
-    running.signal(signal.SIGSTOP)
-    tasks = Path(f"/proc/{running.process.pid}/task")
-    until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()))
 
 
 def test_no_daemon_is_a_connection_error(tmp_path, monkeypatch):
@@ -99,7 +91,7 @@ def test_stopped_provider_is_named_and_other_calls_complete(daemon, provider):
     async def together():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
             assert await client.call_function("unavailable.echo", [1]) == 1
-            stop(provider)
+            stop_process(provider.process.pid)
             other = asyncio.ensure_future(client.call_function("unavailable.echo", [2]))
             with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\] did not answer within 0\.0\d+ s"):
                 await client.call_function("unavailable.echo", [3], timeout=0.05)
@@ -110,7 +102,7 @@ def test_stopped_provider_is_named_and_other_calls_complete(daemon, provider):
     assert asyncio.run(together()) == 2
     with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
         assert client.call_function("unavailable.echo", [1]) == 1
-        stop(provider)
+        stop_process(provider.process.pid)
         try:
             with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\]") as raised:
                 client.call_function("unavailable.echo", [np.ones(5)], timeout=0.05)
@@ -125,7 +117,7 @@ def test_call_times_out_while_the_daemon_is_stopped(tmp_path):
 
     daemon = Daemon(tmp_path)
     try:
-        os.kill(daemon.info["server"], signal.SIGSTOP)
+        stop_process(daemon.info["server"])
         with SharedTensorClient(socket=daemon.socket, timeout=0.1) as client:
             with pytest.raises(TimedOutError, match="daemon did not answer"):
                 client.call_function("unavailable.echo", [1])

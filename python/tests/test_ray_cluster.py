@@ -10,6 +10,7 @@ ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
+from functions_common import stop_process  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray_common import agent_pid, daemon, until  # noqa: E402
 
@@ -362,7 +363,7 @@ def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far
     node = ray.get_runtime_context().get_node_id()
     agent = agent_pid(node)
     # A put waits 1 s for a daemon. The agent, which looks every 5 s, must not start one in this second.
-    os.kill(agent, signal.SIGSTOP)
+    stop_process(agent)
     try:
         for process in before:
             os.kill(process, signal.SIGKILL)

@@ -13,6 +13,7 @@ import pytest
 ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
+from functions_common import stop_process  # noqa: E402
 from ray_common import NODE, agent_pid, cluster_of, daemon, until  # noqa: E402
 
 import cotensor.ray  # noqa: E402
@@ -130,7 +131,7 @@ def work(step, origin=None, consumer="one"):
         with cotensor.Store.connect(cotensor.ray.status()[nodes["consumer"]]["socket"], autostart=False) as store:
             asked = user.hold.remote(made)
             until("the copy has memory", lambda: store.get_stats()["memory_usage_bytes"] >= LARGE)
-        os.kill(agent, signal.SIGSTOP)
+        stop_process(agent)
         try:
             assert not ray.wait([asked], timeout=0)[0], "the copy is here"
             yield {**pids, "agent": agent}, nodes

@@ -12,6 +12,7 @@ ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
+from functions_common import stop_process  # noqa: E402
 from ray_common import agent_pid, cluster_of, counts, nothing_is_kept, until  # noqa: E402
 
 import cotensor.ray  # noqa: E402
@@ -238,7 +239,7 @@ def test_ends_of_providers_agents_and_nodes_name_function_and_node(client, provi
     provider_is_back(client, "h.where", node)
     # An agent that does not answer counts as ended.
     agent = agent_pid(node)
-    while_it_runs(lambda: os.kill(agent, signal.SIGSTOP))
+    while_it_runs(lambda: stop_process(agent))
     os.kill(agent, signal.SIGCONT)
     # Another node takes calls that have not begun.
     late = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"late": 1})

@@ -13,6 +13,7 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("numpy")
 
 from conftest import REPOSITORY  # noqa: E402
+from functions_common import stop_process  # noqa: E402
 from ray_common import COMMIT, add_model, agent_pid, cluster_of, counts, daemon, nothing_is_kept, until  # noqa: E402
 
 import cotensor.ray  # noqa: E402
@@ -67,7 +68,7 @@ def copying(cluster):
     end, asked = time.monotonic() + 120, cluster.user.folder.remote(NAME)
     while not list(cluster.root.glob(f"partial-*/*/*/*/{LARGE}")):
         assert time.monotonic() < end and not ray.wait([asked], timeout=0)[0], "the copy has not begun"
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     try:
         assert list(cluster.root.glob("partial-*")), "the copy is not over"
         yield asked, pid

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import command, serving
-from functions_common import until
+from functions_common import stop_process, until
 from tensorref_programs_common import programs as programs_of
 
 torch = pytest.importorskip("torch")
@@ -73,7 +73,7 @@ def test_programs_divide_a_device(daemon):
 def test_stopped_program_keeps_its_memory_and_a_killed_one_gives_it_back():
     with serving() as daemon, programs() as start:
         first = start(daemon.socket)
-        first.process.send_signal(signal.SIGSTOP)
+        stop_process(first.process.pid)
         second = start(daemon.socket)
         assert second.started["share_bytes"] == 0
         state = second.ask("run 2")

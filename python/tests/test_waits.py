@@ -8,10 +8,9 @@ import queue
 import re
 import signal
 import threading
-from pathlib import Path
 
 import pytest
-from functions_common import program, providing, until
+from functions_common import program, providing, stop_process
 
 import cotensor
 from cotensor.async_client import AsyncSharedTensorClient
@@ -57,11 +56,6 @@ def reports():
     logger.setLevel(logging.NOTSET)
 
 
-def stop(running) -> None:
-    running.signal(signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{running.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-
-
 def test_wait_for_a_stopped_provider_is_a_warning(daemon, reports):
     with providing(daemon.socket, FUNCTIONS) as provider:
         pid = provider.process.pid
@@ -69,7 +63,7 @@ def test_wait_for_a_stopped_provider_is_a_warning(daemon, reports):
         expected += rf"process {pid} is stopped: `kill -CONT {pid}` continues it"
         with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
             assert client.call_function("waits.echo", [1]) == 1
-            stop(provider)
+            stop_process(provider.process.pid)
             results = []
             waiting = threading.Thread(target=lambda: results.append(client.call_function("waits.echo", [2])))
             waiting.start()
@@ -82,7 +76,7 @@ def test_wait_for_a_stopped_provider_is_a_warning(daemon, reports):
         async def call():
             async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
                 assert await client.call_function("waits.echo", [3]) == 3
-                stop(provider)
+                stop_process(provider.process.pid)
                 waiting = asyncio.ensure_future(client.call_function("waits.echo", [4]))
                 record = await asyncio.get_running_loop().run_in_executor(None, lambda: reports.get(timeout=60))
                 provider.signal(signal.SIGCONT)
@@ -107,7 +101,7 @@ def test_wait_for_the_claim_of_a_stopped_process_is_a_warning(daemon, reports):
     store = daemon.connect()
     with program(CLAIMS, str(daemon.socket)) as claims:
         assert claims.line() == "claimed"
-        stop(claims)
+        stop_process(claims.process.pid)
         key, found = cotensor.content_hash("waits"), []
         waiting = threading.Thread(target=lambda: found.append(store.claim(key)))
         waiting.start()

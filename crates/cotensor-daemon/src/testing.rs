@@ -91,6 +91,15 @@ impl Drop for Running {
     }
 }
 
+/// Whether every thread of a process is stopped, or the process is dead. The signal stops its threads one after another: until then, each may
+/// run.
+pub fn is_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+    let state = |stat: String| stat.rsplit(") ").next().and_then(|fields| fields.chars().next());
+    stats.into_iter().all(|stat| state(stat).is_some_and(|state| matches!(state, 'T' | 't' | 'Z' | 'X')))
+}
+
 /// Waits until the daemon's store holds exactly `bytes`.
 ///
 /// # Panics

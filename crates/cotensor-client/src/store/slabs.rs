@@ -5,7 +5,7 @@ use super::next_block::NextBlock;
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
-use cotensor_core::{Device, ErrorKind, Memory, Result, SegmentMut, SlabMemory};
+use cotensor_core::{Device, ErrorKind, Result, SegmentMut, SlabMemory};
 use cotensor_memory::process::duplicate_fd;
 use cotensor_memory::{BlockLimits, Blocks, GiveBack, Slab, Unused};
 use rustix::param::page_size;
@@ -61,7 +61,7 @@ impl NewSlab {
     /// `memory` with a range of `len` bytes.
     ///
     /// # Errors
-    /// As [`reserve`](Memory::reserve); `OverBudget` at the process's limit of descriptors.
+    /// As [`reserve`](cotensor_core::Memory::reserve); `OverBudget` at the process's limit of descriptors.
     pub(super) fn new(memory: &Arc<dyn SlabMemory>, len: usize) -> Result<Self> {
         Ok(Self { memory: Arc::clone(memory), fd: duplicate_fd(memory.fd())?, range: memory.reserve(len)? })
     }

@@ -5,7 +5,7 @@ use crate::support::{Tracked, int, memory_files, none, until};
 use cotensor_client::ClientStore;
 use cotensor_core::waiting::{WaitReport, set_wait_reporter};
 use cotensor_core::{ContentHash, DType, Device, ErrorKind};
-use cotensor_daemon::testing::{Running, spec};
+use cotensor_daemon::testing::{Running, is_stopped, spec};
 use cotensor_daemon::{Config, Embedded};
 use cotensor_functions::{
     Arguments, CallError, Completion, Context, Failure, Functions, Object, Options, Provider, Value,
@@ -61,11 +61,7 @@ impl Other {
     /// Stops it, and waits until all its threads are stopped.
     fn stop(&self) {
         self.signal(Signal::STOP);
-        let threads = format!("/proc/{}/task", self.child.id());
-        until("every thread is stopped", || {
-            let mut threads = std::fs::read_dir(&threads).unwrap();
-            threads.all(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap().contains(") T "))
-        });
+        until("every thread is stopped", || is_stopped(self.child.id()));
     }
 
     fn kill(mut self) {

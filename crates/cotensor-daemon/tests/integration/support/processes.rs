@@ -3,7 +3,7 @@
 use super::until;
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
-use cotensor_daemon::testing::WAIT_TIMEOUT;
+use cotensor_daemon::testing::{WAIT_TIMEOUT, is_stopped};
 use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
@@ -200,8 +200,12 @@ pub(crate) fn start_test<V: AsRef<OsStr>>(
     child
 }
 
+/// Sends a signal. Waits until a process that is to stop has stopped: one of its threads could reconnect meanwhile.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
+    if signal == Signal::STOP {
+        until("every thread is stopped", || is_stopped(pid));
+    }
 }
 
 /// Waits until the daemon has no tensor and no bytes.
