@@ -9,7 +9,7 @@ from typing import Any, Iterator, Mapping, Tuple
 from ._native import Store, Tensor
 
 #: Names of one round trip.
-_GROUP = 128
+_GROUP = 512
 
 
 def _leased(store: Store) -> Iterator[Tuple[str, Tensor]]:

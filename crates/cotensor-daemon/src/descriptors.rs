@@ -1,6 +1,7 @@
 //! Limits the descriptors of tensors and connections, so that some remain for connections, answers and a takeover.
 
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::server::WAITING_FDS_MAX;
 use cotensor_store::LocalStore;
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,6 +13,8 @@ const RESERVED_MIN: u64 = 32;
 /// The descriptors that connections leave for a takeover. The process that hands over opens a socket pair, a pipe to the
 /// new process and an index, and sends what it has without duplicates. The others are a margin.
 const TAKEOVER: u64 = 20;
+/// The most descriptors that wait for one client.
+const UNREAD_MAX: usize = 1024;
 /// An idle server has 23 descriptors, and a supervisor 18.
 const IDLE: u64 = 24;
 /// A daemon with a lower limit could keep few tensors or none.
@@ -27,6 +30,16 @@ fn reserve(limit: u64) -> u64 {
 /// The number of descriptors for tensors.
 fn for_tensors() -> u64 {
     getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| limit.saturating_sub(reserve(limit)))
+}
+
+/// How many descriptors wait at most for one client that does not read its answers: those of two callers, and at most half of those that
+/// no tensor takes.
+pub(crate) fn unread_max() -> usize {
+    unread_of(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
+}
+
+fn unread_of(limit: u64) -> usize {
+    usize::try_from(reserve(limit) / 2).unwrap_or(usize::MAX).clamp(WAITING_FDS_MAX, UNREAD_MAX)
 }
 
 /// Checks that the limit of this process suffices for a daemon.
@@ -100,6 +113,7 @@ mod tests {
             assert!(reserve(limit) >= limit / RESERVED && reserve(limit) > TAKEOVER);
         }
         assert_eq!([64, 128, 256, 400, 512, 1 << 20].map(reserve), [32, 32, 32, 50, 64, 1 << 17]);
+        assert_eq!([64, 4096, 8192, 1 << 14, 1 << 20, u64::MAX].map(unread_of), [256, 256, 512, 1024, 1024, 1024]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub mod server;
 
 pub use busy_poll::BusyPoll;
 pub use connection::{
-    Answer, CallGroup, Connection, Deadline, DescribeWait, OnNotification, PendingCall, WaitLimit, Waited,
+    Answer, CallGroup, CallsMax, Connection, Deadline, DescribeWait, OnNotification, PendingCall, WaitLimit, Waited,
     cancelled_call, millis,
 };
 pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, FrameBudget, send, send_all, send_all_while};

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyMapping, PyTuple};
 use std::time::Duration;
 
-/// The most tensors that `put_many` publishes in one round trip: as many as the connection sends at once.
+/// The most tensors that `put_many` publishes in one round trip: as many as the connection sends in one message.
 const GROUP_MAX: usize = 512;
 /// The most bytes of them. Their memory exists before the budget counts it.
 const GROUP_BYTES_MAX: usize = 64 << 20;
@@ -133,7 +133,7 @@ impl Store {
         Ok(named.into_iter().map(|named| named.name).collect())
     }
 
-    /// Leases the newest version of each name. 128 requests are sent before the first answer is read, and then one for each answer. Returns a dict in the order of ``names``.
+    /// Leases the newest version of each name. Up to 512 lookups take one round trip, 64 of them one message. Returns a dict in the order of ``names``.
     /// Raises :class:`NotFoundError` if one is missing, and with ``missing_ok`` leaves it out.
     #[pyo3(signature = (names, *, missing_ok=false))]
     fn get_many<'py>(

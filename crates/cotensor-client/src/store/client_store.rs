@@ -4,7 +4,7 @@ use super::blobs;
 use super::copies::UnreportedCopies;
 use super::publication::{self, Allocation, FrozenTensor, Publisher};
 use super::reconnect::Reconnector;
-use super::session::{Session, UNANSWERED_WITH_DESCRIPTORS_MAX};
+use super::session::{CLAIMS, Session};
 use crate::protocol::{self as p, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::waiting::WaitReport;
@@ -391,7 +391,11 @@ impl ComputationStore for ClientStore {
     fn claim_each(&self, keys: &[Key], holder: &Holder) -> Vec<Result<Claim>> {
         let params: Vec<_> = keys.iter().map(|key| claim_params(key, holder, Duration::ZERO)).collect();
         let session = self.session();
-        let answers = session.call_each::<p::Claim>(&params, UNANSWERED_WITH_DESCRIPTORS_MAX);
+        let fds_of = |claim: &p::ClaimResult| match claim {
+            p::ClaimResult::Ready(found) => found.iter().filter(|tensor| tensor.fd).count(),
+            p::ClaimResult::Compute(_) => 0,
+        };
+        let answers = session.call_each::<p::Claim>(&params, CLAIMS, fds_of);
         let claim = |(key, answer): (&Key, Result<_>)| match answer
             .and_then(|(claim, fds)| self.claimed(&session, key, holder, claim, fds))
         {

@@ -6,7 +6,7 @@ use super::freed_ranges::OwnSlab;
 use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
-use super::session::{Session, UNANSWERED_MAX};
+use super::session::{PUBLICATIONS, Session};
 use super::slabs::{NewSlab, Slabs, whole_units};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{DType, Error, ErrorKind, Kind, Layout, Memory, Result, Segment, SegmentMut, SlabMemory};
@@ -331,7 +331,7 @@ pub(super) fn publish_each(to: &Publisher<'_>, results: Vec<(UnpublishedTensor, 
         });
         tensors.push(tensor);
     }
-    let answers = session.call_each::<p::PublishSlab>(&requests, UNANSWERED_MAX);
+    let answers = session.call_each::<p::PublishSlab>(&requests, PUBLICATIONS, |_| 0);
     let mut answers = answers.into_iter().zip(&requests);
     let is_lost = || session.connection.closed().is_some();
     let publish = |tensor: Result<(FrozenTensor, Option<OwnSlab>)>| {

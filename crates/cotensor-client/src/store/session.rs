@@ -6,7 +6,7 @@ use cotensor_core::waiting::WaitReport;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, Result};
 use cotensor_memory::SharedIndexReader;
 use cotensor_memory::process::{client_process, wait_report};
-use cotensor_rpc::{Connection, Deadline};
+use cotensor_rpc::{CallsMax, Connection, Deadline, FRAME_FDS_MAX};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,12 @@ use std::time::Duration;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time limit of methods that wait for other sessions or for a disk. The daemon has shorter limits.
 pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
-/// The most calls without an answer. The daemon lets twice as many wait for one connection, which several threads may use.
-pub(super) const UNANSWERED_MAX: usize = 512;
-/// The same for calls whose answers can carry a descriptor. The daemon keeps twice as many descriptors for a client that does not read.
-pub(super) const UNANSWERED_WITH_DESCRIPTORS_MAX: usize = 128;
+/// Publications, whose answers carry no descriptor. The daemon lets twice as many calls wait for one connection, which several threads may use.
+pub(super) const PUBLICATIONS: CallsMax = CallsMax { in_message: 512, unanswered: 512 };
+/// Lookups, whose answers carry one descriptor at most. The daemon keeps twice as many descriptors for a client that does not read.
+pub(super) const LOOKUPS: CallsMax = CallsMax { in_message: FRAME_FDS_MAX, unanswered: 512 };
+/// Claims, whose answers can carry several descriptors.
+pub(super) const CLAIMS: CallsMax = CallsMax { in_message: 1, unanswered: 128 };
 
 /// The time limit of questions about a wait.
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -90,9 +92,10 @@ impl Session {
     pub(super) fn call_each<M: Method>(
         &self,
         params: &[M::Params],
-        unanswered_max: usize,
+        max: CallsMax,
+        fds_of: impl Fn(&M::Result) -> usize,
     ) -> Vec<Result<(M::Result, Vec<OwnedFd>)>> {
-        self.connection.call_each::<M>(params, unanswered_max, WORK_TIMEOUT)
+        self.connection.call_each::<M>(params, max, fds_of, WORK_TIMEOUT)
     }
 
     /// As [`call_long`](Self::call_long), for methods that wait for the work of another session. `describe` reports the wait.

@@ -2,7 +2,7 @@
 
 use super::client_store::ClientStore;
 use super::publication::Allocation;
-use super::session::UNANSWERED_WITH_DESCRIPTORS_MAX;
+use super::session::LOOKUPS;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
 use cotensor_store::backend::UnpublishedTensor;
@@ -117,7 +117,7 @@ impl TensorStore for ClientStore {
         let params: Vec<_> =
             absent.map(|name| p::GetParams { name: name.clone(), holder: holder.name().to_owned() }).collect();
         let session = self.session();
-        let mut answers = session.call_each::<p::Get>(&params, UNANSWERED_WITH_DESCRIPTORS_MAX).into_iter();
+        let mut answers = session.call_each::<p::Get>(&params, LOOKUPS, |found| usize::from(found.fd)).into_iter();
         let mut next = |name: &String| {
             let answer = answers.next().unwrap_or_else(|| Err(session.replaced()));
             match answer.and_then(|(found, fds)| self.open(&session, found, &mut fds.into_iter(), holder)) {

@@ -68,8 +68,8 @@ fn many_tensors_are_one_request_each_and_no_more() {
 
 /// A reader that takes hundreds of tensors with memory of their own gets a descriptor with each answer.
 #[test]
-fn many_tensors_with_descriptors_arrive_in_one_call() {
-    const COUNT: usize = 300;
+fn many_tensors_with_descriptors_are_one_request_each_and_no_more() {
+    const COUNT: usize = 400;
     let running = Running::start(|_| {});
     let (producer, reader) = (running.connect("producer"), running.connect("reader"));
     let names: Vec<String> = (0..COUNT).map(|index| index.to_string()).collect();
@@ -80,6 +80,9 @@ fn many_tensors_with_descriptors_arrive_in_one_call() {
         reservation.publish().unwrap()
     };
     let _held: Vec<_> = names.iter().map(sealed).collect();
+    let before = calls(&running, &reader);
     let found = reader.get_each(&names, &reader.holder(""));
+    // Each answer brings the descriptor.
+    assert_eq!(since(&running, &before), BTreeMap::from([("tensor.get", COUNT as u64)]));
     assert!(found.iter().all(|lease| lease.as_ref().unwrap().bytes().unwrap() == bytes));
 }

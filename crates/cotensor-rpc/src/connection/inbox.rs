@@ -7,12 +7,14 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// The answer to a call.
+/// The answer to a call, or to a batch of calls.
 pub struct Answer {
     /// The result or the error.
     pub response: Response,
-    /// The descriptors of the answer.
+    /// The descriptors of the answer, in a batch those of all answers in their order.
     pub fds: Vec<OwnedFd>,
+    /// The further answers to a batch, in their order in the message.
+    pub(super) further: Vec<Response>,
 }
 
 /// Calls that one thread waits for together, in the order of their answers.

@@ -8,5 +8,5 @@ mod wait_limit;
 
 pub use deadline::{Deadline, millis};
 pub use inbox::{Answer, CallGroup};
-pub use multiplex::{Connection, DescribeWait, OnNotification, PendingCall, Waited};
+pub use multiplex::{CallsMax, Connection, DescribeWait, OnNotification, PendingCall, Waited};
 pub use wait_limit::{WaitLimit, cancelled_call};

@@ -1,7 +1,10 @@
 //! A connection that many threads call over. A caller that waits also reads for the others, so an answer wakes no extra
 //! thread.
 
+mod call_each;
 mod calls;
+
+pub use call_each::CallsMax;
 
 use super::inbox::{Answer, CallGroup, Inbox};
 use super::sending::Sending;
@@ -410,11 +413,18 @@ impl Connection {
     fn handle(&self, frame: Frame) -> Result<Option<(u64, Answer)>> {
         match parse_incoming(&frame.body)? {
             Incoming::Response(response) => match response.id.as_u64() {
-                Some(id) => Ok(Some((id, Answer { response, fds: frame.fds }))),
+                Some(id) => Ok(Some((id, Answer { response, fds: frame.fds, further: Vec::new() }))),
                 None => {
                     Err(response.outcome().err().unwrap_or_else(|| Error::corrupt("an answer without an integer id")))
                 }
             },
+            Incoming::Batch(mut responses) => {
+                // The first call of a batch has the lowest number, by which the caller waits.
+                let first = responses.iter().filter_map(|response| response.id.as_u64()).min();
+                let id = first.ok_or_else(|| Error::corrupt("a batch of answers without an integer id"))?;
+                let further = responses.split_off(1);
+                Ok(responses.pop().map(|response| (id, Answer { response, fds: frame.fds, further })))
+            }
             Incoming::Notification { method, params } => {
                 (self.on_notification)(&method, &params, frame.fds);
                 Ok(None)

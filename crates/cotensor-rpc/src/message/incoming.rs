@@ -1,5 +1,6 @@
 //! Messages from a server: answers and notifications.
 
+use super::call::is_batch;
 use super::id::{Id, Version, present_id};
 use super::response::{Response, present_result};
 use cotensor_core::Error;
@@ -12,6 +13,8 @@ use serde_json::value::RawValue;
 pub enum Incoming {
     /// The answer to a call.
     Response(Response),
+    /// The answers to the calls of a batch, in any order.
+    Batch(Vec<Response>),
     /// A notification.
     Notification {
         /// The method's name.
@@ -24,7 +27,7 @@ pub enum Incoming {
 /// Reads a message from a server.
 ///
 /// # Errors
-/// `Corrupt` for a message that is neither an answer nor a notification.
+/// `Corrupt` for a message that is none of them.
 pub fn parse_incoming(body: &[u8]) -> cotensor_core::Result<Incoming> {
     #[derive(Deserialize)]
     struct Either {
@@ -38,6 +41,14 @@ pub fn parse_incoming(body: &[u8]) -> cotensor_core::Result<Incoming> {
         error: Option<ErrorObjectOwned>,
     }
     let corrupt = |why: String| Error::corrupt(format!("message from the server: {why}"));
+    if is_batch(body) {
+        let answers: Vec<Response> = serde_json::from_slice(body).map_err(|error| corrupt(error.to_string()))?;
+        return if answers.is_empty() {
+            Err(corrupt("a batch of no answers".to_owned()))
+        } else {
+            Ok(Incoming::Batch(answers))
+        };
+    }
     let Either { jsonrpc, id, method, params, result, error } =
         serde_json::from_slice(body).map_err(|error| corrupt(error.to_string()))?;
     match (id, method, params) {
@@ -61,9 +72,16 @@ mod tests {
             matches!(parsed(r#"{"jsonrpc":"2.0","method":"a","params":[1]}"#), Ok(Incoming::Notification { method, params })
             if method == "a" && params.get() == "[1]")
         );
-        for wrong in
-            ["", "[]", "{}", r#"{"jsonrpc":"2.0","result":1}"#, r#"{"jsonrpc":"2.0","method":"a","params":[],"id":1}"#]
-        {
+        let batch = r#"[{"jsonrpc":"2.0","result":1,"id":8},{"jsonrpc":"2.0","result":2,"id":7}]"#;
+        assert!(matches!(parsed(batch), Ok(Incoming::Batch(answers)) if answers[1].id == Id::from(7)));
+        for wrong in [
+            "",
+            "[]",
+            "[1]",
+            "{}",
+            r#"{"jsonrpc":"2.0","result":1}"#,
+            r#"{"jsonrpc":"2.0","method":"a","params":[],"id":1}"#,
+        ] {
             assert_eq!(parsed(wrong).unwrap_err().kind(), ErrorKind::Corrupt, "{wrong}");
         }
     }

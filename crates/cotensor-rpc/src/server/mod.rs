@@ -9,7 +9,7 @@ mod request;
 
 pub use batch::{BatchPermit, BatchPermits};
 pub use counters::CallCounts;
-pub use outbox::{Outbox, WAITING_FRAMES_MAX};
+pub use outbox::{Outbox, WAITING_FDS_MAX, WAITING_FRAMES_MAX};
 pub use reader::{Polled, Reader};
 pub use registry::Registry;
 pub use request::{Peer, Request};

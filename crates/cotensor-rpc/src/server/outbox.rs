@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// The most frames that wait: more than the answers that one caller may wait for.
 pub const WAITING_FRAMES_MAX: usize = 32 << 10;
-/// The most descriptors that wait. They count among the descriptors that this process may have open.
-const WAITING_FDS_MAX: usize = 4 * FRAME_FDS_MAX;
+/// The most descriptors that wait, unless the server allows more. They count among the descriptors that this process may have open.
+pub const WAITING_FDS_MAX: usize = 4 * FRAME_FDS_MAX;
 /// The longest time without progress at the reader.
 const SEND_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
@@ -25,6 +25,7 @@ pub struct Outbox(Arc<OutboxState>);
 struct OutboxState {
     socket: Arc<UnixStream>,
     queue: Mutex<Queue>,
+    fds_max: usize,
 }
 
 #[derive(Default)]
@@ -39,7 +40,12 @@ struct Queue {
 impl Outbox {
     /// A queue that is the only sender on `socket`.
     pub fn new(socket: Arc<UnixStream>) -> Self {
-        Self(Arc::new(OutboxState { socket, queue: Mutex::default() }))
+        Self::with_fds_max(socket, WAITING_FDS_MAX)
+    }
+
+    /// As [`new`](Self::new). At most `fds_max` descriptors wait.
+    pub fn with_fds_max(socket: Arc<UnixStream>, fds_max: usize) -> Self {
+        Self(Arc::new(OutboxState { socket, queue: Mutex::default(), fds_max }))
     }
 
     /// Sends a frame after those before it, without waiting for the reader.
@@ -125,7 +131,7 @@ impl OutboxState {
         }
         queue.push(pending);
         let Queue { frames, bytes, fds, overflowed } = &*queue;
-        if *overflowed || *bytes > WAITING_BYTES_MAX || frames.len() > WAITING_FRAMES_MAX || *fds > WAITING_FDS_MAX {
+        if *overflowed || *bytes > WAITING_BYTES_MAX || frames.len() > WAITING_FRAMES_MAX || *fds > self.fds_max {
             *queue = Queue { overflowed: true, ..Queue::default() };
             return Err(Error::new(ErrorKind::Conflict, "the peer does not read its answers"));
         }
@@ -231,6 +237,21 @@ mod tests {
         }
         assert!(outbox.offer(Frame::new(b"again".to_vec())).unwrap());
         assert_eq!(next(), b"again");
+    }
+
+    #[test]
+    fn waiting_descriptors_are_limited() {
+        let (ours, _reader) = UnixStream::pair().unwrap();
+        let outbox = Outbox::with_fds_max(Arc::new(ours), 10);
+        let send = |fds| {
+            let fds = (0..fds).map(|_| tempfile::tempfile().unwrap().into()).collect();
+            outbox.send(Frame { body: vec![0; 1 << 20], fds })
+        };
+        // The first frame is on its way.
+        send(0).unwrap();
+        (0..5).for_each(|_| send(2).unwrap());
+        assert_eq!(send(1).unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(lock(&outbox.0.queue).fds, 0, "the queue is dropped");
     }
 
     #[test]

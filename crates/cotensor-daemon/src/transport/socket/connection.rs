@@ -2,6 +2,7 @@
 //! session delays.
 
 use crate::Daemon;
+use crate::descriptors::unread_max;
 use crate::dispatch::{Client, Methods};
 use crate::state::session::Session;
 use cotensor_core::{Error, Result};
@@ -74,7 +75,7 @@ fn serve_session<T>(daemon: &Arc<Daemon>, methods: &Methods, stream: UnixStream,
         Err(error) => return tracing::warn!("a connection was refused because its user is unknown: {error}"),
     };
     let stream = Arc::new(stream);
-    let session = daemon.begin_session(pid, Some(Outbox::new(Arc::clone(&stream))));
+    let session = daemon.begin_session(pid, Some(Outbox::with_fds_max(Arc::clone(&stream), unread_max())));
     let open = OpenSession { daemon, session, open: Some(open) };
     if let Err(error) = read(daemon, methods, &open.session, &stream) {
         tracing::debug!(session = open.session.id, client = open.session.client(), "ended: {error}");

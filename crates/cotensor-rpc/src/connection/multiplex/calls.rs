@@ -8,7 +8,6 @@ use cotensor_core::sync::lock;
 use cotensor_core::waiting::{WaitReport, Waiting};
 use cotensor_core::{Error, ErrorKind, Result};
 use serde::Serialize;
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -46,37 +45,8 @@ impl Connection {
             Err(error) if error.kind() == ErrorKind::Io => return Ok(None),
             call => call?,
         };
-        let (response, fds) = self.answer_to(call, &limit)?;
+        let Answer { response, fds, .. } = self.answer_to(call, &limit)?;
         Ok(Some((result_of::<M>(response)?, fds)))
-    }
-
-    /// Calls a method with each of `params`. Up to `unanswered_max` requests, at least one, are sent before the first answer is read, and then
-    /// one for each answer: as many calls take one round trip. The results are in the order of `params`.
-    ///
-    /// # Errors
-    /// Each as [`call`](Self::call); the time-out is that of all together.
-    pub fn call_each<M: Method>(
-        &self,
-        params: &[M::Params],
-        unanswered_max: usize,
-        timeout: Duration,
-    ) -> Vec<Result<(M::Result, Vec<OwnedFd>)>> {
-        let (describe, deadline) = (|| self.describe(M::NAME), WaitLimit::after(Some(timeout)).deadline);
-        let (mut unanswered, mut results) = (VecDeque::new(), Vec::with_capacity(params.len()));
-        let mut params = params.iter();
-        loop {
-            let waiting = Waiting::new(&describe);
-            let limit = WaitLimit { deadline, ..WaitLimit::default() }.reported(&waiting);
-            let next = if unanswered.len() < unanswered_max.max(1) { params.next() } else { None };
-            if let Some(params) = next {
-                unanswered.push_back(self.send_call::<M>(params, Vec::new(), &limit));
-            } else if let Some(call) = unanswered.pop_front() {
-                let answer = call.and_then(|call| self.answer_to(call, &limit));
-                results.push(answer.and_then(|(response, fds)| Ok((result_of::<M>(response)?, fds))));
-            } else {
-                return results;
-            }
-        }
     }
 
     /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the
@@ -93,7 +63,7 @@ impl Connection {
         let waiting = Waiting::new(&describe);
         let limit = WaitLimit::after(Some(timeout)).reported(&waiting);
         match self.send_call::<M>(params, Vec::new(), &limit)?.wait(&limit)? {
-            Waited::Answer(Answer { response, fds }) => Ok((result_of::<M>(response)?, fds)),
+            Waited::Answer(Answer { response, fds, .. }) => Ok((result_of::<M>(response)?, fds)),
             Waited::LimitPassed(id) => {
                 drop(lock(&self.inbox).calls.remove(&id));
                 Err(self.timeout_error())
@@ -137,12 +107,14 @@ impl Connection {
     ) -> Result<(Response, Vec<OwnedFd>)> {
         let waiting = Waiting::new(describe);
         let limit = WaitLimit::after(timeout).reported(&waiting);
-        self.answer_to(self.send_call::<M>(params, fds, &limit)?, &limit)
+        let Answer { response, fds, .. } = self.answer_to(self.send_call::<M>(params, fds, &limit)?, &limit)?;
+        Ok((response, fds))
     }
 
-    fn answer_to(&self, call: PendingCall<'_>, limit: &WaitLimit<'_>) -> Result<(Response, Vec<OwnedFd>)> {
+    /// Waits for an answer. A late one could carry a lease, so the limit ends the connection.
+    pub(super) fn answer_to(&self, call: PendingCall<'_>, limit: &WaitLimit<'_>) -> Result<Answer> {
         match call.wait(limit)? {
-            Waited::Answer(Answer { response, fds }) => Ok((response, fds)),
+            Waited::Answer(answer) => Ok(answer),
             Waited::LimitPassed(_) => {
                 let error = self.timeout_error();
                 self.end(error.clone());
@@ -167,11 +139,12 @@ impl Connection {
         let body = encode_call(Some(id), method, &params)?;
         drop(params);
         self.send_encoded(id, Frame { body, fds: Vec::new() }, None, &limit)?;
-        self.answer_to(PendingCall { connection: self, id }, &limit)
+        let Answer { response, fds, .. } = self.answer_to(PendingCall { connection: self, id }, &limit)?;
+        Ok((response, fds))
     }
 }
 
-fn result_of<M: Method>(response: Response) -> Result<M::Result> {
+pub(super) fn result_of<M: Method>(response: Response) -> Result<M::Result> {
     let value = response.outcome()?;
     serde_json::from_str(value.get()).map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
 }

@@ -1,10 +1,11 @@
+mod call_each;
+
 use super::*;
 use crate::connection::sending::NOTIFICATIONS_MAX;
 use crate::frame::send_all;
 use crate::message::{Message, Response, parse};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
 use std::time::Instant;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -19,19 +20,26 @@ impl Method for Ping {
     type Result = Empty;
 }
 
-/// Reads `count` calls. Returns their ids.
+/// Reads `count` messages with single calls. Returns their ids.
 fn read_calls(decoder: &mut Decoder, socket: &UnixStream, count: usize) -> Vec<u64> {
-    let mut ids = Vec::new();
-    while ids.len() < count {
+    let number = |message| {
+        let Message::Single(call) = message else { panic!("a call") };
+        call.id.and_then(|id| id.as_u64()).expect("a number")
+    };
+    read_messages(decoder, socket, count).into_iter().map(number).collect()
+}
+
+fn read_messages(decoder: &mut Decoder, socket: &UnixStream, count: usize) -> Vec<Message> {
+    let mut messages = Vec::new();
+    while messages.len() < count {
         while let Some(frame) = decoder.take().unwrap() {
-            let Message::Single(call) = parse(&frame.body) else { panic!("a call") };
-            ids.push(call.id.and_then(|id| id.as_u64()).expect("a number"));
+            messages.push(parse(&frame.body));
         }
-        if ids.len() < count {
+        if messages.len() < count {
             assert!(decoder.fill(socket.as_fd()).unwrap() > 0);
         }
     }
-    ids
+    messages
 }
 
 fn send_answers(socket: &UnixStream, ids: impl IntoIterator<Item = u64>) {
@@ -140,81 +148,6 @@ fn call_if_open_fails_only_once_the_request_was_sent() {
     drop(other);
     assert!(connection.closed().is_none(), "the end was not read");
     assert!(connection.call_if_open::<Ping>(&Empty {}, Duration::from_secs(30)).unwrap().is_none());
-}
-
-#[test]
-fn call_each_sends_all_requests_before_it_waits() {
-    let (connection, other) = connection();
-    std::thread::scope(|scope| {
-        let calls = scope.spawn(|| {
-            let params: Vec<_> = (0..200).map(|_| Empty {}).collect();
-            connection.call_each::<Ping>(&params, 128, Duration::from_secs(30))
-        });
-        // Answers only after it has read so many.
-        for count in [128, 72] {
-            answer(&other, count, |mut ids| {
-                ids.reverse();
-                ids
-            });
-        }
-        let results = calls.join().unwrap();
-        assert!(results.len() == 200 && results.iter().all(Result::is_ok));
-        let calls = scope.spawn(|| connection.call_each::<Ping>(&[Empty {}, Empty {}], 2, Duration::from_secs(30)));
-        answer(&other, 2, |ids| ids[..1].to_vec());
-        drop(other);
-        let results = calls.join().unwrap();
-        assert!(results[0].is_ok() && results[1].as_ref().is_err_and(|error| error.kind() == ErrorKind::Io));
-    });
-}
-
-#[test]
-fn hundreds_of_requests_are_sent_before_the_first_answer() {
-    let (connection, other) = connection();
-    std::thread::scope(|scope| {
-        let calls = scope.spawn(|| are_answered(&connection, 400, 512));
-        answer(&other, 400, |mut ids| {
-            ids.reverse();
-            ids
-        });
-        assert_eq!(calls.join().unwrap(), [true; 400]);
-    });
-}
-
-#[test]
-fn each_answer_lets_another_request_be_sent() {
-    let (connection, other) = connection();
-    std::thread::scope(|scope| {
-        let calls = scope.spawn(|| are_answered(&connection, 300, 128));
-        let mut decoder = Decoder::default();
-        let mut ids = VecDeque::from(read_calls(&mut decoder, &other, 128));
-        for _ in 128..300 {
-            send_answers(&other, ids.pop_front());
-            ids.extend(read_calls(&mut decoder, &other, 1));
-        }
-        send_answers(&other, ids);
-        assert_eq!(calls.join().unwrap(), [true; 300]);
-    });
-}
-
-#[test]
-fn end_of_the_connection_is_the_error_of_calls_without_an_answer() {
-    let (connection, other) = connection();
-    std::thread::scope(|scope| {
-        let calls = scope.spawn(|| are_answered(&connection, 3, 2));
-        let mut decoder = Decoder::default();
-        let ids = read_calls(&mut decoder, &other, 2);
-        send_answers(&other, ids.into_iter().take(1));
-        read_calls(&mut decoder, &other, 1);
-        drop(other);
-        assert_eq!(calls.join().unwrap(), [true, false, false]);
-    });
-}
-
-/// Calls `count` times at once. Returns which calls were answered.
-fn are_answered(connection: &Connection, count: usize, unanswered_max: usize) -> Vec<bool> {
-    let params: Vec<_> = (0..count).map(|_| Empty {}).collect();
-    let results = connection.call_each::<Ping>(&params, unanswered_max, Duration::from_secs(30));
-    results.iter().map(Result::is_ok).collect()
 }
 
 #[test]
