@@ -27,6 +27,10 @@ pub(crate) const ILLEGAL_STATE: u32 = 401;
 pub const CAPTURE_UNSUPPORTED: u32 = 900;
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 pub const CAPTURE_INVALIDATED: u32 = 901;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNMATCHED`: another stream has begun the capture.
+pub(crate) const CAPTURE_UNMATCHED: u32 = 903;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNJOINED`: a stream of the capture is left that the first one does not wait for.
+pub const CAPTURE_UNJOINED: u32 = 904;
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
 pub(crate) const CONTEXT_IS_DESTROYED: u32 = 709;
 /// `CUDA_ERROR_UNKNOWN`.
@@ -52,6 +56,8 @@ pub(crate) fn describe(code: u32) -> Option<(&'static std::ffi::CStr, &'static s
         CAPTURE_INVALIDATED => {
             (c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture")
         }
+        CAPTURE_UNMATCHED => (c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not initiated in this stream"),
+        CAPTURE_UNJOINED => (c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capturing stream has unjoined work"),
         CONTEXT_IS_DESTROYED => (c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
         UNKNOWN => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,

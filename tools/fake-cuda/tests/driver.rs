@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use cotensor_fake_cuda::{
-    CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, FakeCuda, GRANULARITY, ILLEGAL_ADDRESS, NO_DEVICE, NOT_INITIALIZED,
-    OUT_OF_MEMORY, UNKNOWN,
+    CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED, FakeCuda, GRANULARITY, ILLEGAL_ADDRESS, NO_DEVICE,
+    NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN,
 };
 use libloading::{Library, Symbol};
 use std::ffi::c_void;
@@ -339,4 +339,100 @@ fn copies_on_the_device_run_late_and_addresses_have_a_device() {
     assert_eq!(last, [0; 2], "nothing has run yet");
     assert_eq!(call!(cuda, "cuStreamSynchronize", stream => u64), 0);
     assert_eq!(last, [7; 2]);
+}
+
+/// A copy of bytes in the tests below: the value of a byte that a stream has set.
+fn byte(cuda: &Cuda, address: u64, stream: u64) -> u8 {
+    let mut target = [0];
+    assert_eq!((cuda.read(address, &mut target, stream), cuda.wait(stream)), (0, 0));
+    target[0]
+}
+
+fn fill(cuda: &Cuda, address: u64, value: u8, stream: u64) {
+    assert_eq!(call!(cuda, "cuMemsetD8Async", address => u64, value => u8, 1 => usize, stream => u64), 0);
+}
+
+fn event(cuda: &Cuda) -> u64 {
+    let mut event = 0u64;
+    assert_eq!(call!(cuda, "cuEventCreate", &raw mut event => *mut u64, 2 => u32), 0);
+    event
+}
+
+#[test]
+fn events_are_places_in_the_work_of_streams() {
+    let cuda = start();
+    let handle = cuda.create(2 * MIB).unwrap();
+    let address = cuda.map(handle, 2 * MIB, READ_WRITE).unwrap();
+    let (first, second, observer, event) = (cuda.stream(), cuda.stream(), cuda.stream(), event(&cuda));
+    fill(&cuda, address, 1, first);
+    assert_eq!(call!(cuda, "cuEventRecord", event => u64, first => u64), 0);
+    fill(&cuda, address, 2, first);
+    assert_eq!(call!(cuda, "cuEventSynchronize", event => u64), 0);
+    assert_eq!(byte(&cuda, address, observer), 1, "the later work has not run");
+    assert_eq!(call!(cuda, "cuEventRecord", event => u64, first => u64), 0);
+    assert_eq!(call!(cuda, "cuStreamWaitEvent", second => u64, event => u64, 0 => u32), 0);
+    assert_eq!(byte(&cuda, address, second), 2, "the other stream has run up to the event");
+    assert_eq!(call!(cuda, "cuEventDestroy_v2", event => u64), 0);
+    assert_eq!(call!(cuda, "cuEventSynchronize", event => u64), 400);
+}
+
+#[test]
+fn default_stream_and_blocking_streams_wait_for_each_other() {
+    let cuda = start();
+    let handle = cuda.create(2 * MIB).unwrap();
+    let address = cuda.map(handle, 2 * MIB, READ_WRITE).unwrap();
+    let (observer, mut blocking) = (cuda.stream(), 0u64);
+    assert_eq!(call!(cuda, "cuStreamCreate", &raw mut blocking => *mut u64, 0 => u32), 0);
+    fill(&cuda, address, 1, blocking);
+    fill(&cuda, address + 1, 1, observer);
+    assert_eq!(cuda.wait(0), 0);
+    assert_eq!(byte(&cuda, address, observer), 1);
+    fill(&cuda, address, 2, 0);
+    assert_eq!(cuda.wait(blocking), 0);
+    assert_eq!(byte(&cuda, address, observer), 2);
+    fill(&cuda, address, 3, 0);
+    assert_eq!(byte(&cuda, address, observer), 2, "a stream that does not block runs beside it");
+}
+
+#[test]
+fn stream_that_waits_for_an_event_of_a_capture_is_captured() {
+    let cuda = start();
+    let handle = cuda.create(2 * MIB).unwrap();
+    let address = cuda.map(handle, 2 * MIB, READ_WRITE).unwrap();
+    let (captured, other, event, mut mode) = (cuda.stream(), cuda.stream(), event(&cuda), 2);
+    assert_eq!(call!(cuda, "cuThreadExchangeStreamCaptureMode", &raw mut mode => *mut i32), 0);
+    let status = |stream: u64| {
+        let mut status = -1;
+        assert_eq!(call!(cuda, "cuStreamIsCapturing", stream => u64, &raw mut status => *mut i32), 0);
+        status
+    };
+    let end = |stream: u64| {
+        let mut graph = 0u64;
+        call!(cuda, "cuStreamEndCapture", stream => u64, &raw mut graph => *mut u64)
+    };
+    let record = |stream: u64| call!(cuda, "cuEventRecord", event => u64, stream => u64);
+    let wait = |stream: u64| call!(cuda, "cuStreamWaitEvent", stream => u64, event => u64, 0 => u32);
+    for is_joined in [false, true] {
+        assert_eq!(call!(cuda, "cuStreamBeginCapture_v2", captured => u64, 0 => i32), 0);
+        assert_eq!((record(captured), wait(other), status(other)), (0, 0, 1));
+        fill(&cuda, address, 7, other);
+        assert_eq!(end(other), 903, "the first stream ends it");
+        if is_joined {
+            assert_eq!((record(other), wait(captured)), (0, 0));
+        }
+        assert_eq!(end(captured), if is_joined { 0 } else { CAPTURE_UNJOINED });
+        assert_eq!(status(other), 0);
+    }
+    assert_ne!(byte(&cuda, address, other), 7, "captured work does not run");
+}
+
+#[test]
+fn capture_prohibits_changes_of_memory_to_threads_that_are_not_relaxed() {
+    let cuda = start();
+    let captured = cuda.stream();
+    assert_eq!(call!(cuda, "cuStreamBeginCapture_v2", captured => u64, 0 => i32), 0);
+    assert_eq!(cuda.create(2 * MIB), Err(CAPTURE_UNSUPPORTED));
+    let mut mode = 2;
+    assert_eq!(call!(cuda, "cuThreadExchangeStreamCaptureMode", &raw mut mode => *mut i32), 0);
+    assert!(cuda.create(2 * MIB).is_ok());
 }

@@ -20,6 +20,14 @@ fn device_of(process: &Process, properties: &AllocationProperties) -> Outcome<u3
     process.device(location.id)
 }
 
+/// Enters a function that changes memory.
+fn change(name: &str, call: impl FnOnce(&mut Process) -> Outcome) -> u32 {
+    enter(name, |process| {
+        process.captures.check_unsafe()?;
+        call(process)
+    })
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetAllocationGranularity(
     bytes: *mut usize,
@@ -41,7 +49,7 @@ unsafe extern "C" fn cuMemCreate(
     properties: *const AllocationProperties,
     flags: c_ulonglong,
 ) -> u32 {
-    enter("cuMemCreate", |process| {
+    change("cuMemCreate", |process| {
         // SAFETY: the caller promises it (see the module `api`).
         let device = device_of(process, unsafe { get(properties) }?)?;
         if bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) || flags != 0 {
@@ -55,7 +63,7 @@ unsafe extern "C" fn cuMemCreate(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: c_ulonglong) -> u32 {
-    enter("cuMemRelease", |process| process.release(handle))
+    change("cuMemRelease", |process| process.release(handle))
 }
 
 #[unsafe(no_mangle)]
@@ -65,7 +73,7 @@ unsafe extern "C" fn cuMemExportToShareableHandle(
     kind: c_int,
     flags: c_ulonglong,
 ) -> u32 {
-    enter("cuMemExportToShareableHandle", |process| {
+    change("cuMemExportToShareableHandle", |process| {
         if kind != DESCRIPTOR || flags != 0 || shareable.is_null() {
             return Err(INVALID_VALUE);
         }
@@ -81,7 +89,7 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(
     shareable: *mut c_void,
     kind: c_int,
 ) -> u32 {
-    enter("cuMemImportFromShareableHandle", |process| {
+    change("cuMemImportFromShareableHandle", |process| {
         if kind != DESCRIPTOR {
             return Err(INVALID_VALUE);
         }
@@ -116,7 +124,7 @@ unsafe extern "C" fn cuMemAddressReserve(
     wanted: c_ulonglong,
     flags: c_ulonglong,
 ) -> u32 {
-    enter("cuMemAddressReserve", |process| {
+    change("cuMemAddressReserve", |process| {
         if alignment != 0 || wanted != 0 || flags != 0 {
             return Err(NOT_SUPPORTED);
         }
@@ -127,7 +135,7 @@ unsafe extern "C" fn cuMemAddressReserve(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAddressFree(address: c_ulonglong, bytes: usize) -> u32 {
-    enter("cuMemAddressFree", |process| process.addresses.free(address, bytes as u64))
+    change("cuMemAddressFree", |process| process.addresses.free(address, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -138,7 +146,7 @@ extern "C" fn cuMemMap(
     handle: c_ulonglong,
     flags: c_ulonglong,
 ) -> u32 {
-    enter("cuMemMap", |process| {
+    change("cuMemMap", |process| {
         // The driver's documentation demands 0 for both.
         if offset != 0 || flags != 0 {
             return Err(INVALID_VALUE);
@@ -150,7 +158,7 @@ extern "C" fn cuMemMap(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: c_ulonglong, bytes: usize) -> u32 {
-    enter("cuMemUnmap", |process| process.addresses.unmap(address, bytes as u64))
+    change("cuMemUnmap", |process| process.addresses.unmap(address, bytes as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -160,7 +168,7 @@ unsafe extern "C" fn cuMemSetAccess(
     descriptions: *const AccessDescription,
     count: usize,
 ) -> u32 {
-    enter("cuMemSetAccess", |process| {
+    change("cuMemSetAccess", |process| {
         for index in 0..count {
             // SAFETY: the caller promises `count` descriptions.
             let description = unsafe { get(descriptions.wrapping_add(index)) }?;

@@ -5,8 +5,10 @@ use crate::codes::INVALID_VALUE;
 use crate::process::{Work, enter, exchange_mode};
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
-/// `CU_STREAM_NON_BLOCKING`. This library has no default stream, so all streams are alike.
+/// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_BLOCKING_SYNC` and `CU_EVENT_DISABLE_TIMING`.
+const EVENT_FLAGS: c_uint = 1 | 2;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 {
@@ -53,7 +55,7 @@ unsafe extern "C" fn cuStreamCreate(stream: *mut u64, flags: c_uint) -> u32 {
             return Err(INVALID_VALUE);
         }
         // SAFETY: the caller promises it (see the module `api`).
-        unsafe { put(stream, process.stream()?) }
+        unsafe { put(stream, process.stream(flags != NON_BLOCKING)?) }
     })
 }
 
@@ -65,6 +67,46 @@ extern "C" fn cuStreamSynchronize(stream: u64) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: u64) -> u32 {
     enter("cuStreamDestroy_v2", |process| process.destroy(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, flags: c_uint) -> u32 {
+    enter(
+        "cuStreamWaitEvent",
+        |process| if flags == 0 { process.wait_event(stream, event) } else { Err(INVALID_VALUE) },
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamIsCapturing(stream: u64, status: *mut c_int) -> u32 {
+    // SAFETY: the caller promises it (see the module `api`).
+    enter("cuStreamIsCapturing", |process| unsafe { put(status, process.capture_status(stream)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventCreate(event: *mut u64, flags: c_uint) -> u32 {
+    enter("cuEventCreate", |process| {
+        if flags & !EVENT_FLAGS != 0 {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller promises it (see the module `api`).
+        unsafe { put(event, process.event()?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecord(event: u64, stream: u64) -> u32 {
+    enter("cuEventRecord", |process| process.record_event(event, stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventSynchronize(event: u64) -> u32 {
+    enter("cuEventSynchronize", |process| process.synchronize_event(event))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventDestroy_v2(event: u64) -> u32 {
+    enter("cuEventDestroy_v2", |process| process.destroy_event(event))
 }
 
 #[unsafe(no_mangle)]

@@ -3,6 +3,7 @@
 use super::addresses::Addresses;
 use super::captures::Captures;
 use super::contexts::Contexts;
+use super::events::{Events, Recorded};
 use super::streams::{Streams, Work};
 use crate::codes::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, Outcome};
 use crate::machine::{Allocation, Machine, Settings};
@@ -27,7 +28,8 @@ pub(crate) struct Process {
     pub(crate) addresses: Addresses,
     pub(crate) contexts: Contexts,
     streams: Streams,
-    captures: Captures,
+    events: Events,
+    pub(crate) captures: Captures,
     /// The result of all calls, once the contexts are lost.
     lost: Option<u32>,
     /// The last handle.
@@ -63,6 +65,7 @@ pub(crate) fn initialize() -> Outcome {
         handles: HashMap::new(),
         addresses: Addresses::default(),
         streams: Streams::default(),
+        events: Events::default(),
         captures: Captures::default(),
         lost: None,
         last: LAST_RESERVED,
@@ -156,25 +159,34 @@ impl Process {
     }
 
     /// Makes a stream in the current context.
-    pub(crate) fn stream(&mut self) -> Outcome<u64> {
+    pub(crate) fn stream(&mut self, is_blocking: bool) -> Outcome<u64> {
         self.captures.check_unsafe()?;
         let ordinal = self.contexts.current()?;
         let (handle, device) = (self.next(), self.device(ordinal)?);
-        self.streams.add(handle, ordinal, device);
+        self.streams.add(handle, ordinal, device, is_blocking);
         Ok(handle)
     }
 
-    /// Adds work to a stream of the current context.
+    /// The handle here of a stream of the current context.
+    fn stream_here(&mut self, stream: u64) -> Outcome<u64> {
+        let ordinal = self.contexts.current()?;
+        let device = self.device(ordinal)?;
+        self.streams.handle(stream, ordinal, device)
+    }
+
+    /// Adds work to a stream of the current context. A captured stream does not run it.
     pub(crate) fn submit(&mut self, stream: u64, work: Work) -> Outcome {
         self.captures.check_unsafe()?;
-        self.streams.submit(stream, self.contexts.current()?, work, &self.addresses)
+        let stream = self.stream_here(stream)?;
+        match self.captures.of(stream) {
+            Some(_) => self.streams.check(stream, work, &self.addresses),
+            None => self.streams.submit(stream, work, &self.addresses),
+        }
     }
 
     /// Captures a stream of the current context into a graph.
     pub(crate) fn begin_capture(&mut self, stream: u64, mode: i32) -> Outcome {
-        if !self.streams.all(self.contexts.current()?).contains(&stream) {
-            return Err(INVALID_HANDLE);
-        }
+        let stream = self.stream_here(stream)?;
         self.captures.begin(stream, mode)
     }
 
@@ -184,8 +196,67 @@ impl Process {
         Ok(self.next())
     }
 
-    /// Runs the work of a stream.
+    /// Whether a stream of the current context is captured, as the driver's number.
+    pub(crate) fn capture_status(&mut self, stream: u64) -> Outcome<i32> {
+        let stream = self.stream_here(stream)?;
+        Ok(self.captures.status(stream))
+    }
+
+    /// Makes an event.
+    pub(crate) fn event(&mut self) -> Outcome<u64> {
+        self.contexts.current()?;
+        let handle = self.next();
+        self.events.add(handle);
+        Ok(handle)
+    }
+
+    /// Records an event in a stream of the current context.
+    pub(crate) fn record_event(&mut self, event: u64, stream: u64) -> Outcome {
+        let stream = self.stream_here(stream)?;
+        let recorded = match self.captures.of(stream) {
+            Some(first) => Recorded::Captured { stream, first },
+            None => Recorded::After { stream, position: self.streams.position(stream)? },
+        };
+        self.events.record(event, recorded)
+    }
+
+    /// Lets a stream of the current context wait for an event. One that waits for an event of a capture becomes a part of it.
+    pub(crate) fn wait_event(&mut self, stream: u64, event: u64) -> Outcome {
+        let stream = self.stream_here(stream)?;
+        match self.events.get(event)? {
+            Recorded::Never => Ok(()),
+            Recorded::Captured { stream: recorded, first } => self.captures.join(stream, recorded, first),
+            Recorded::After { stream: recorded, position } => {
+                let work = Work::Wait { stream: recorded, position };
+                self.streams.submit(stream, work, &self.addresses)
+            }
+        }
+    }
+
+    /// Runs the work before an event.
+    pub(crate) fn synchronize_event(&mut self, event: u64) -> Outcome {
+        self.captures.check_unsafe()?;
+        match self.events.get(event)? {
+            Recorded::Never => Ok(()),
+            Recorded::Captured { stream, .. } => {
+                self.captures.check_wait(&[stream])?;
+                // The capture has ended, and its work has never run.
+                Err(INVALID_VALUE)
+            }
+            Recorded::After { stream, position } => {
+                let done = self.streams.run_until(stream, position, &self.addresses);
+                self.lose(done)
+            }
+        }
+    }
+
+    pub(crate) fn destroy_event(&mut self, event: u64) -> Outcome {
+        self.events.remove(event)
+    }
+
+    /// Runs the work of a stream of the current context.
     pub(crate) fn synchronize(&mut self, stream: u64) -> Outcome {
+        let stream = self.stream_here(stream)?;
         self.captures.check_unsafe()?;
         self.captures.check_wait(&[stream])?;
         self.run(stream)
@@ -194,6 +265,11 @@ impl Process {
     /// Runs the work of a stream. The contexts are lost when it fails.
     fn run(&mut self, stream: u64) -> Outcome {
         let done = self.streams.run(stream, &self.addresses);
+        self.lose(done)
+    }
+
+    /// The contexts are lost when work has failed.
+    fn lose(&mut self, done: Outcome) -> Outcome {
         self.lost = self.lost.or(done.err().filter(|code| *code != INVALID_HANDLE));
         done
     }

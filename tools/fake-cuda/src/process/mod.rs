@@ -4,6 +4,7 @@ mod addresses;
 mod captures;
 mod contexts;
 mod driver;
+mod events;
 mod streams;
 
 pub(crate) use addresses::Access;
