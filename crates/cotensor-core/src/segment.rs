@@ -151,6 +151,15 @@ pub trait SlabMemory: Memory {
 
     /// Whether it has no segment.
     fn is_unused(&self) -> bool;
+
+    /// Whether another library places its arrays in it, so that it gets no other tensors.
+    fn is_placed_by_owner(&self) -> bool {
+        false
+    }
+
+    /// Called when the publisher no longer learns which tensors are leased. The ranges of dropped segments must not be used again then; a
+    /// slab from which no range is reserved any more needs nothing for that.
+    fn retire(&self) {}
 }
 
 /// A segment of one writer, before it is shared.

@@ -36,8 +36,8 @@ pub use channel::{
     is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
 pub use device::{
-    CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE, GpuUsage, MANAGEMENT_VARIABLE,
-    SimulatedMemory, gpu_usage, gpu_usage_by,
+    CopyStream, CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE, GpuUsage,
+    MANAGEMENT_VARIABLE, ProducedPlace, SimulatedMemory, gpu_usage, gpu_usage_by,
 };
 pub use host::{
     ForeignMemfd, Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PrivateMapping,

@@ -4,6 +4,8 @@ mod cuda;
 mod management;
 mod simulated;
 
-pub use cuda::{CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE};
+pub use cuda::{
+    CopyStream, CudaBytes, CudaDevice, CudaDriver, CudaMemory, DEVICES_VARIABLE, DRIVER_VARIABLE, ProducedPlace,
+};
 pub use management::{GpuUsage, MANAGEMENT_VARIABLE, gpu_usage, gpu_usage_by};
 pub use simulated::SimulatedMemory;

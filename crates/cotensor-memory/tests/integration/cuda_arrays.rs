@@ -46,7 +46,7 @@ fn array_is_copied_to_each_memory() {
     array.read(content.len() - 100, &mut part).unwrap();
     assert_eq!(part, content[content.len() - 100..]);
     assert_eq!(array.read(content.len() - 99, &mut part).unwrap_err().kind(), ErrorKind::Invalid);
-    assert_ne!(memories[0].stream().unwrap(), memories[1].stream().unwrap());
+    assert_ne!(memories[0].copy_stream().unwrap().handle(), memories[1].copy_stream().unwrap().handle());
     // SAFETY: the call only looks the stream up.
     let unknown = unsafe { memories[0].wait_for(7) }.unwrap_err();
     assert!(unknown.to_string().contains("stream of the array"), "{unknown}");

@@ -1,20 +1,24 @@
 //! Memory of a device that another library of this process owns, such as an array of PyTorch.
 
+use super::context::CopyStream;
 use super::functions::{DEVICE_ORDINAL, Vendor};
 use super::memory::CudaMemory;
+use super::produced::ProducedPlace;
 use super::segment::CudaSegment;
 use super::slab::target_of;
 use cotensor_core::{Device, Error, Memory, Result, Segment, SegmentMut, range_within};
+use std::fmt;
 
 /// The most bytes that pass through the host at once, on their way to another device.
 const HOST_BYTES: usize = 64 << 20;
 
 /// Bytes at an address of a device.
-#[derive(Debug)]
 pub struct CudaBytes {
     memory: CudaMemory,
     address: u64,
     len: usize,
+    /// The stream whose work comes before a copy.
+    after: Option<CopyStream>,
 }
 
 impl CudaMemory {
@@ -37,19 +41,18 @@ impl CudaMemory {
         segment.is_some_and(|segment| segment.mapping.is_lent())
     }
 
-    /// The driver's handle of the stream in which this process copies bytes. The owner of an array lets this stream wait for the work
-    /// that writes the array.
+    /// A stream for one copy. The owner of an array lets it wait for the work that writes the array: [`CudaBytes::after`].
     ///
     /// # Errors
     /// As the first copy of a process, which opens the context.
-    pub fn stream(&self) -> Result<usize> {
-        Ok(self.opened().context()?.stream())
+    pub fn copy_stream(&self) -> Result<CopyStream> {
+        self.opened().context()?.copy_stream()
     }
 
     /// Waits for the work of another stream of this process.
     ///
     /// # Errors
-    /// `Io` when the context is lost, or the driver does not know the stream.
+    /// `Conflict` for a stream that is captured into a graph; `Io` when the context is lost, or the driver does not know the stream.
     ///
     /// # Safety
     /// `stream` is a stream of the device's primary context, or a number that the driver has for a default stream.
@@ -88,11 +91,31 @@ impl CudaMemory {
     /// The device can read them while the value exists, and nothing writes them during a copy.
     #[must_use]
     pub unsafe fn bytes_at(&self, address: u64, len: usize) -> CudaBytes {
-        CudaBytes { memory: self.clone(), address, len }
+        CudaBytes { memory: self.clone(), address, len, after: None }
     }
 }
 
 impl CudaBytes {
+    /// The same bytes, copied after the work of a stream of their device.
+    #[must_use]
+    pub fn after(self, stream: CopyStream) -> Self {
+        Self { after: Some(stream), ..self }
+    }
+
+    /// Waits for the work of that stream.
+    ///
+    /// # Errors
+    /// As [`CopyStream::wait`].
+    pub fn wait(&self) -> Result<()> {
+        self.after.as_ref().map_or(Ok(()), CopyStream::wait)
+    }
+
+    /// The place in memory that [`CudaMemory::produce`] made, if it is such memory.
+    #[must_use]
+    pub fn produced(&self) -> Option<ProducedPlace> {
+        self.memory.produced_at(self.address, self.len)
+    }
+
     /// The device that has them.
     #[must_use]
     pub fn device(&self) -> Device {
@@ -125,7 +148,7 @@ impl CudaBytes {
         if let Some((_, start)) = target_of(target)?.filter(|(ordinal, _)| *ordinal == own.ordinal) {
             let address = start + offset as u64;
             // SAFETY: the creator of this value promised that the source can be read; `target` is borrowed, and has these bytes.
-            return unsafe { own.context()?.copy(address, self.address, self.len) };
+            return unsafe { own.context()?.copy(address, self.address, self.len, self.after.as_ref()) };
         }
         let mut host = vec![0; self.len.min(HOST_BYTES)];
         for start in (0..self.len).step_by(HOST_BYTES) {
@@ -146,6 +169,14 @@ impl CudaBytes {
             return Ok(());
         }
         // SAFETY: the creator of this value promised that these bytes can be read.
-        unsafe { self.memory.opened().context()?.read_address(self.address + range.start as u64, target) }
+        unsafe {
+            self.memory.opened().context()?.read_address(self.address + range.start as u64, target, self.after.as_ref())
+        }
+    }
+}
+
+impl fmt::Debug for CudaBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaBytes({} at {:#x} of {:?})", self.len, self.address, self.memory)
     }
 }

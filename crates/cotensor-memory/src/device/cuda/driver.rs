@@ -1,7 +1,7 @@
 //! The library of the driver, loaded at run time: builds and machines without CUDA need nothing of it.
 
 use super::error::{NOT_INITIALIZED, driver_error};
-use super::functions::{ContextId, Functions, Vendor, context_id};
+use super::functions::{ContextId, Functions, RELAXED, Vendor, context_id};
 use cotensor_core::{Error, Result};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int};
@@ -98,6 +98,19 @@ impl CudaDriver {
     /// `Unsupported` in a forked process.
     pub(super) fn check_process(&self) -> Result<()> {
         if self.is_forked() { Err(driver_error("using a GPU", NOT_INITIALIZED, "no driver here")) } else { Ok(()) }
+    }
+
+    /// Runs calls of the driver that do not concern captured streams: a capture of another library goes on.
+    pub(super) fn relaxed<T>(&self, calls: impl FnOnce() -> T) -> T {
+        let mut mode = RELAXED;
+        // SAFETY: `mode` outlives the call, which exchanges it for that of this thread (see the module `cuda`).
+        let exchanged = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
+        let done = calls();
+        if exchanged == 0 {
+            // SAFETY: as above.
+            let _ = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
+        }
+        done
     }
 
     /// Turns the result of a call into an error that names what was done.

@@ -13,10 +13,11 @@ const INSUFFICIENT_DRIVER: [u32; 2] = [34, 35];
 /// Another process has the device alone (compute mode "exclusive process").
 const DEVICE_UNAVAILABLE: u32 = 46;
 const NO_DEVICE: u32 = 100;
-const INVALID_DEVICE: u32 = 101;
+pub(super) const INVALID_DEVICE: u32 = 101;
 pub(super) const CONTEXT_IS_DESTROYED: u32 = 709;
-/// A call that a stream which is captured into a graph prohibits. The capture has ended with an error.
-const CAPTURE_UNSUPPORTED: u32 = 900;
+/// A call that a stream which is captured into a graph prohibits. The capture has ended with an error, except for 906: the default stream would
+/// have to wait for a captured one.
+const CAPTURES: std::ops::RangeInclusive<u32> = 900..=907;
 const ECC_UNCORRECTABLE: u32 = 214;
 pub(super) const NOT_SUPPORTED: u32 = 801;
 /// Also what an import of a descriptor that is no handle returns.
@@ -36,12 +37,12 @@ pub(super) fn driver_error(what: impl fmt::Display, code: u32, text: &str) -> Er
             "this process was forked after its parent had used CUDA, which CUDA does not support; start it by spawn",
         ),
         INVALID_DEVICE | NOT_SUPPORTED => (ErrorKind::Unsupported, "the device or its driver cannot do this"),
-        CAPTURE_UNSUPPORTED => (
+        DEVICE_UNAVAILABLE => (ErrorKind::Conflict, "another program may use the device alone: end it"),
+        NO_DEVICE => (ErrorKind::NotFound, "CUDA_VISIBLE_DEVICES may hide all devices"),
+        code if CAPTURES.contains(&code) => (
             ErrorKind::Conflict,
             "a stream of this process is captured into a CUDA graph: end the capture before, and capture again",
         ),
-        DEVICE_UNAVAILABLE => (ErrorKind::Conflict, "another program may use the device alone: end it"),
-        NO_DEVICE => (ErrorKind::NotFound, "CUDA_VISIBLE_DEVICES may hide all devices"),
         code if INSUFFICIENT_DRIVER.contains(&code) => (ErrorKind::Unsupported, "install a newer driver"),
         code if is_lost(code) => (
             ErrorKind::Io,

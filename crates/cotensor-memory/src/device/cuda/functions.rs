@@ -43,6 +43,11 @@ pub(super) const NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: a call that does not concern a captured stream does not end the capture.
 pub(super) const RELAXED: c_int = 2;
 
+/// `CU_EVENT_BLOCKING_SYNC` and `CU_EVENT_DISABLE_TIMING`: a thread that waits for the event sleeps, and nothing is measured.
+pub(super) const EVENT_FLAGS: c_uint = 1 | 2;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+pub(super) const NOT_CAPTURED: c_int = 0;
+
 /// What a device may do with a mapping: `CUmemAccess_flags`.
 #[derive(Clone, Copy)]
 pub(super) enum Access {
@@ -146,7 +151,7 @@ macro_rules! functions {
     };
 }
 
-// Handles of contexts and streams are pointers that only the driver reads. `usize` has their size, and can be sent to other threads.
+// Handles of contexts, streams and events are pointers that only the driver reads. `usize` has their size, and can be sent to other threads.
 functions! {
     init "cuInit" "hipInit" (c_uint);
     version "cuDriverGetVersion" "hipDriverGetVersion" (*mut c_int);
@@ -187,6 +192,11 @@ functions! {
     create_stream "cuStreamCreate" "hipStreamCreateWithFlags" (*mut usize, c_uint);
     destroy_stream "cuStreamDestroy_v2" "hipStreamDestroy" (usize);
     synchronize_stream "cuStreamSynchronize" "hipStreamSynchronize" (usize);
+    capture_status "cuStreamIsCapturing" "hipStreamIsCapturing" (usize, *mut c_int);
+    create_event "cuEventCreate" "hipEventCreateWithFlags" (*mut usize, c_uint);
+    destroy_event "cuEventDestroy_v2" "hipEventDestroy" (usize);
+    record_event "cuEventRecord" "hipEventRecord" (usize, usize);
+    synchronize_event "cuEventSynchronize" "hipEventSynchronize" (usize);
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ impl Handle {
     pub(super) fn create(driver: &Arc<CudaDriver>, ordinal: i32, bytes: usize) -> Result<Self> {
         let (mut number, properties) = (0, AllocationProperties::of(ordinal));
         // SAFETY: both pointers are of values that outlive the call (see the module `cuda`).
-        let code = unsafe { (driver.functions.create)(&raw mut number, bytes, &raw const properties, 0) };
+        let create = || unsafe { (driver.functions.create)(&raw mut number, bytes, &raw const properties, 0) };
+        let code = driver.relaxed(create);
         driver.check(format_args!("allocating {bytes} bytes"), code)?;
         Ok(Self { driver: Arc::clone(driver), number })
     }
@@ -32,7 +33,7 @@ impl Handle {
         let mut number = 0;
         let fd = fd.as_raw_fd() as usize;
         // SAFETY: `number` outlives the call. For descriptors, the driver takes the number itself in place of a pointer.
-        let code = unsafe { (driver.functions.import)(&raw mut number, fd, DESCRIPTOR) };
+        let code = driver.relaxed(|| unsafe { (driver.functions.import)(&raw mut number, fd, DESCRIPTOR) });
         driver.check("importing a descriptor", code).map_err(|error| match code {
             INVALID_VALUE | UNKNOWN => refused(error.message()),
             _ => error,
@@ -51,7 +52,8 @@ impl Handle {
     pub(super) fn export(&self) -> Result<OwnedFd> {
         let mut fd = -1;
         // SAFETY: `fd` outlives the call (see the module `cuda`).
-        let code = unsafe { (self.driver.functions.export)(&raw mut fd, self.number, DESCRIPTOR, 0) };
+        let export = || unsafe { (self.driver.functions.export)(&raw mut fd, self.number, DESCRIPTOR, 0) };
+        let code = self.driver.relaxed(export);
         self.driver.check("exporting a descriptor", code)?;
         // SAFETY: the driver has just made this descriptor for its caller.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -66,7 +68,7 @@ impl Drop for Handle {
             return;
         }
         // SAFETY: the handle is used by nothing else.
-        let _ = unsafe { (self.driver.functions.release)(self.number) };
+        let _ = self.driver.relaxed(|| unsafe { (self.driver.functions.release)(self.number) });
     }
 }
 

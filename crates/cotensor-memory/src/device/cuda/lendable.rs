@@ -2,23 +2,31 @@
 
 use super::context::Context;
 use super::mapping::Mapping;
-use super::range::TakenRange;
 use cotensor_core::Result;
 use cotensor_core::sync::lock;
+use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 
 /// A mapping, or a range of one, that stays while work of this process may use its address.
 pub(super) struct Lendable {
     kept: ManuallyDrop<Kept>,
-    /// The context of the code that has the address.
-    user: Mutex<Option<Arc<Context>>>,
+    /// The contexts of the code that has the address: one for each device.
+    users: Mutex<Vec<Arc<Context>>>,
 }
 
 struct Kept {
     // The order in which the fields are dropped: the range keeps its slab.
     mapping: Arc<Mapping>,
-    range: Option<TakenRange>,
+    range: Option<SlabRange>,
+}
+
+/// A range of a slab.
+struct SlabRange {
+    /// Where it starts in the slab, in bytes.
+    start: usize,
+    /// Whose drop lets the range be used again.
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl Lendable {
@@ -27,24 +35,27 @@ impl Lendable {
         Self::with(Kept { mapping, range: None })
     }
 
-    /// A range of a slab, which `mapping` shows.
-    pub(super) fn of_range(mapping: Arc<Mapping>, range: TakenRange) -> Self {
-        Self::with(Kept { mapping, range: Some(range) })
+    /// A range of a slab, which `mapping` shows, from the byte `start` on. The drop of `owner` lets the range be used again.
+    pub(super) fn of_range(mapping: Arc<Mapping>, start: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
+        Self::with(Kept { mapping, range: Some(SlabRange { start, _owner: owner }) })
     }
 
     fn with(kept: Kept) -> Self {
-        Self { kept: ManuallyDrop::new(kept), user: Mutex::default() }
+        Self { kept: ManuallyDrop::new(kept), users: Mutex::default() }
     }
 
     /// Gives the address of the first byte to code whose work runs in `context`.
     pub(super) fn lend(&self, context: Arc<Context>) -> u64 {
-        lock(&self.user).get_or_insert(context);
+        let mut users = lock(&self.users);
+        if !users.iter().any(|user| Arc::ptr_eq(user, &context)) {
+            users.push(context);
+        }
         self.mapping().address() + self.start() as u64
     }
 
     /// Whether other code has the address.
     pub(super) fn is_lent(&self) -> bool {
-        lock(&self.user).is_some()
+        !lock(&self.users).is_empty()
     }
 
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
@@ -67,18 +78,15 @@ impl Lendable {
     /// # Errors
     /// `Conflict` while a stream of the context is captured into a graph; `Io`.
     pub(super) fn wait_for_users(&self) -> Result<()> {
-        let user = lock(&self.user).clone();
-        user.map_or(Ok(()), |context| context.synchronize())
+        let users = lock(&self.users).clone();
+        users.iter().try_for_each(|context| context.synchronize())
     }
 
     /// Waits for the work of other code that may use the address. False where the end of it cannot be found out, such as during a capture.
     pub(super) fn end_use(&self) -> bool {
-        let mut user = lock(&self.user);
-        let is_over = user.as_ref().is_none_or(|context| context.becomes_idle());
-        if is_over {
-            *user = None;
-        }
-        is_over
+        let mut users = lock(&self.users);
+        users.retain(|context| !context.becomes_idle());
+        users.is_empty()
     }
 }
 

@@ -1,15 +1,18 @@
 //! Addresses of an allocation.
 
 use super::driver::CudaDriver;
-use super::error::NOT_SUPPORTED;
+use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED};
 use super::functions::{Access, AccessDescription};
 use super::handle::{Handle, refused};
 use cotensor_core::Result;
-use std::sync::Arc;
+use cotensor_core::sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// An allocation that is mapped for its device. It keeps the memory.
 pub(super) struct Mapping {
     addresses: Addresses,
+    /// Other devices that can read it.
+    readers: Mutex<Vec<i32>>,
 }
 
 /// Reserved addresses.
@@ -49,7 +52,7 @@ impl Mapping {
 
     /// `addresses` are mapped.
     fn accessible(addresses: Addresses, ordinal: i32, access: Access) -> Result<Self> {
-        let mapping = Self { addresses };
+        let mapping = Self { addresses, readers: Mutex::default() };
         mapping.set_access(ordinal, access)?;
         Ok(mapping)
     }
@@ -59,8 +62,29 @@ impl Mapping {
         let Addresses { driver, first, bytes } = &self.addresses;
         let description = AccessDescription::of(ordinal, access);
         // SAFETY: `description` outlives the call, which reads one of them; the addresses are mapped.
-        let code = unsafe { (driver.functions.set_access)(*first, *bytes, &raw const description, 1) };
+        let code =
+            driver.relaxed(|| unsafe { (driver.functions.set_access)(*first, *bytes, &raw const description, 1) });
         driver.check("changing the access to memory", code)
+    }
+
+    /// Lets another device read the memory at these addresses. False where the driver does not allow that: the documentation has three
+    /// results for it.
+    pub(super) fn let_read(&self, ordinal: i32) -> Result<bool> {
+        let Addresses { driver, first, bytes } = &self.addresses;
+        let mut readers = lock(&self.readers);
+        if readers.contains(&ordinal) {
+            return Ok(true);
+        }
+        let description = AccessDescription::of(ordinal, Access::Read);
+        // SAFETY: as in `set_access`.
+        let code =
+            driver.relaxed(|| unsafe { (driver.functions.set_access)(*first, *bytes, &raw const description, 1) });
+        if matches!(code, INVALID_VALUE | INVALID_DEVICE | NOT_SUPPORTED) {
+            return Ok(false);
+        }
+        driver.check("letting another device read memory", code)?;
+        readers.push(ordinal);
+        Ok(true)
     }
 
     /// The address of the first byte, for the device.
@@ -82,7 +106,7 @@ impl Drop for Mapping {
         }
         // SAFETY: work that uses these addresses has ended: functions that copy wait for it, and so does a `Lendable` that other code
         // has the address of.
-        let _ = unsafe { (driver.functions.unmap)(*first, *bytes) };
+        let _ = driver.relaxed(|| unsafe { (driver.functions.unmap)(*first, *bytes) });
     }
 }
 
@@ -90,7 +114,7 @@ impl Addresses {
     fn reserve(driver: &Arc<CudaDriver>, bytes: usize) -> Result<Self> {
         let mut first = 0;
         // SAFETY: `first` outlives the call (see the module `cuda`).
-        let code = unsafe { (driver.functions.reserve)(&raw mut first, bytes, 0, 0, 0) };
+        let code = driver.relaxed(|| unsafe { (driver.functions.reserve)(&raw mut first, bytes, 0, 0, 0) });
         driver.check(format_args!("reserving {bytes} addresses"), code)?;
         Ok(Self { driver: Arc::clone(driver), first, bytes })
     }
@@ -99,7 +123,7 @@ impl Addresses {
     fn mapped(driver: &Arc<CudaDriver>, handle: &Handle, bytes: usize) -> Result<(Self, u32)> {
         let addresses = Self::reserve(driver, bytes)?;
         // SAFETY: the addresses are reserved, and nothing is mapped there (see the module `cuda`).
-        let code = unsafe { (driver.functions.map)(addresses.first, bytes, 0, handle.number, 0) };
+        let code = driver.relaxed(|| unsafe { (driver.functions.map)(addresses.first, bytes, 0, handle.number, 0) });
         Ok((addresses, code))
     }
 }
@@ -110,6 +134,6 @@ impl Drop for Addresses {
             return;
         }
         // SAFETY: nothing is mapped at these addresses any more: a mapping unmaps first.
-        let _ = unsafe { (self.driver.functions.free)(self.first, self.bytes) };
+        let _ = self.driver.relaxed(|| unsafe { (self.driver.functions.free)(self.first, self.bytes) });
     }
 }

@@ -8,17 +8,19 @@ use super::handle::Handle;
 use super::lendable::Lendable;
 use super::mapping::Mapping;
 use super::opened::Opened;
+use super::produced_slab::Produced;
 use super::segment::{CudaSegment, CudaSegmentMut};
 use super::slab::CudaSlab;
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, SlabMemory, padded};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// The pauses before a device without memory is asked again, about half a second in all. A budget has its bytes back some milliseconds
 /// before the device: a lease ends before its mapping does, and the driver frees the memory of a killed process up to 70 ms later.
-const PAUSES_MS: [u64; 8] = [2, 5, 10, 20, 50, 100, 150, 200];
+pub(super) const PAUSES_MS: [u64; 8] = [2, 5, 10, 20, 50, 100, 150, 200];
 
 /// The memory of one CUDA device, which processes share by descriptors of its driver.
 ///
@@ -26,13 +28,17 @@ const PAUSES_MS: [u64; 8] = [2, 5, 10, 20, 50, 100, 150, 200];
 /// copy of a process opens the device's primary context, which takes memory of the device and some hundred milliseconds. Opening
 /// segments of other processes needs none.
 #[derive(Clone)]
-pub struct CudaMemory(Arc<Opened>);
+pub struct CudaMemory {
+    opened: Arc<Opened>,
+    /// Memory that other libraries of this process have for their arrays, by its address.
+    produced: Arc<Mutex<BTreeMap<u64, Arc<Produced>>>>,
+}
 
 impl CudaMemory {
     /// The memory of one of the driver's [`devices`](CudaDriver::devices).
     #[must_use]
     pub fn new(driver: &Arc<CudaDriver>, device: CudaDevice) -> Self {
-        Self(Arc::new(Opened::new(driver, device)))
+        Self { opened: Arc::new(Opened::new(driver, device)), produced: Arc::default() }
     }
 
     /// The memories of all devices that the driver shows this process.
@@ -62,29 +68,57 @@ impl CudaMemory {
     /// # Errors
     /// `Io` when the context cannot be used.
     pub fn free_bytes(&self) -> Result<usize> {
-        Ok(self.0.context()?.memory()?.0)
+        Ok(self.opened.context()?.memory()?.0)
     }
 
-    pub(super) fn opened(&self) -> &Opened {
-        &self.0
+    pub(super) fn opened(&self) -> &Arc<Opened> {
+        &self.opened
+    }
+
+    pub(super) fn produced_table(&self) -> &Mutex<BTreeMap<u64, Arc<Produced>>> {
+        &self.produced
+    }
+
+    /// The device's identity, which all processes see.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.opened.device.uuid
+    }
+
+    /// The address of a segment of another device for programs of this one, which may read there while the segment exists: its drop waits
+    /// for their work, too. None where the driver does not let this device read the other one's memory, and for segments of other drivers.
+    ///
+    /// # Errors
+    /// `Io` when the context of this device is lost.
+    pub fn peer_address(&self, segment: &dyn Segment) -> Result<Option<u64>> {
+        let segment = segment.as_any().and_then(|segment| segment.downcast_ref::<CudaSegment>());
+        let Some(segment) = segment.filter(|segment| Arc::ptr_eq(&segment.device.driver, &self.opened.driver)) else {
+            return Ok(None);
+        };
+        self.opened.driver.check_process()?;
+        if !segment.mapping.mapping().let_read(self.opened.ordinal)? {
+            return Ok(None);
+        }
+        Ok(Some(segment.mapping.lend(self.opened.context()?)))
     }
 
     /// Memory of its own for a tensor of `len` bytes, with any values.
     fn allocate(&self, len: usize) -> Result<(Arc<Context>, CudaSegmentMut)> {
-        let (context, handle, mapping) = self.create(len)?;
+        let (context, handle, mapping) = self.create(len, &PAUSES_MS)?;
         let mapping = Arc::new(Lendable::new(Arc::new(mapping)));
-        Ok((context, CudaSegmentMut { mapping, handle, device: Arc::clone(&self.0), len }))
+        Ok((context, CudaSegmentMut { mapping, handle, device: Arc::clone(&self.opened), len }))
     }
 
-    /// Memory of the device for `len` bytes, with any values, mapped for writing.
-    fn create(&self, len: usize) -> Result<(Arc<Context>, Handle, Mapping)> {
-        let Opened { driver, ordinal, .. } = &*self.0;
-        let (bytes, context) = (self.allocated(len)?, self.0.context()?);
+    /// Memory of the device for `len` bytes, with any values, mapped for writing. A device without memory is asked again after each pause,
+    /// in milliseconds.
+    pub(super) fn create(&self, len: usize, pauses: &[u64]) -> Result<(Arc<Context>, Handle, Mapping)> {
+        let Opened { driver, ordinal, .. } = &*self.opened;
+        let (bytes, context) = (self.allocated(len)?, self.opened.context()?);
         let explain = |error| self.explain(error, bytes, &context);
         let create = || Handle::create(driver, *ordinal, bytes);
         let is_full = |tried: &Result<Handle>| tried.as_ref().is_err_and(|error| error.kind() == ErrorKind::OverBudget);
         let mut tried = create();
-        for pause in PAUSES_MS.map(Duration::from_millis) {
+        for pause in pauses.iter().copied().map(Duration::from_millis) {
             if !is_full(&tried) {
                 break;
             }
@@ -117,7 +151,7 @@ impl CudaMemory {
 
 impl fmt::Debug for CudaMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaMemory({:?})", self.0.device)
+        write!(f, "CudaMemory({:?})", self.opened.device)
     }
 }
 
@@ -127,7 +161,7 @@ impl Memory for CudaMemory {
     }
 
     fn device(&self) -> Device {
-        self.0.device.device()
+        self.opened.device.device()
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
@@ -156,7 +190,7 @@ impl Memory for CudaMemory {
             let message = format!("{kind} memory is not memory of {}", self.device());
             return Err(Error::new(ErrorKind::Refused, message));
         }
-        let Opened { driver, ordinal, .. } = &*self.0;
+        let Opened { driver, ordinal, .. } = &*self.opened;
         driver.check_process()?;
         let bytes = self.allocated(len)?;
         // Only a mapping tells whether the descriptor has this length. The mapping keeps the memory without the handle.
@@ -164,7 +198,7 @@ impl Memory for CudaMemory {
         let handle = Handle::import(driver, *ordinal, fd.as_fd()).map_err(named)?;
         let mapping = Mapping::of_imported(driver, *ordinal, &handle, bytes).map_err(named)?;
         let (mapping, fd) = (Arc::new(Lendable::new(Arc::new(mapping))), Arc::new(fd));
-        Ok(Arc::new(CudaSegment { mapping, fd, device: Arc::clone(&self.0), kind, len, _whole: None }))
+        Ok(Arc::new(CudaSegment { mapping, fd, device: Arc::clone(&self.opened), kind, len, _whole: None }))
     }
 
     fn has_slabs(&self) -> bool {
@@ -172,11 +206,11 @@ impl Memory for CudaMemory {
     }
 
     fn create_slab(&self, len: usize) -> Result<Arc<dyn SlabMemory>> {
-        let (context, handle, writable) = self.create(len)?;
+        let (context, handle, writable) = self.create(len, &PAUSES_MS)?;
         // Other processes map all of it.
         context.clear(&writable, 0, writable.bytes())?;
-        let Opened { driver, ordinal, .. } = &*self.0;
+        let Opened { driver, ordinal, .. } = &*self.opened;
         let readable = Mapping::of_created(driver, *ordinal, &handle, writable.bytes(), Access::Read)?;
-        Ok(Arc::new(CudaSlab::new(Arc::clone(&self.0), writable, readable, handle.export()?, len)))
+        Ok(Arc::new(CudaSlab::new(Arc::clone(&self.opened), writable, readable, handle.export()?, len)))
     }
 }

@@ -14,6 +14,8 @@
 //! | `opened` | a device in use |
 //! | `segment` | `SegmentMut` and `Segment` |
 //! | `slab` | one allocation for many small tensors of a producer |
+//! | `produced_slab` | the same as a slab of a store |
+//! | `produced` | memory that another library of this process takes for its arrays |
 //! | `memory` | `Memory`, and the memories that all stores of a process share |
 //! | `array` | memory of other libraries of this process |
 //!
@@ -38,6 +40,8 @@ mod lendable;
 mod mapping;
 mod memory;
 mod opened;
+mod produced;
+mod produced_slab;
 mod range;
 mod segment;
 mod slab;
@@ -45,7 +49,9 @@ mod slab;
 mod tests;
 
 pub use array::CudaBytes;
+pub use context::CopyStream;
 pub(super) use devices::number_of;
 pub use devices::{CudaDevice, DEVICES_VARIABLE};
 pub use driver::{CudaDriver, DRIVER_VARIABLE};
 pub use memory::CudaMemory;
+pub use produced::ProducedPlace;

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Tensors in a slab start at multiples of this many bytes, as DLPack demands of arrays on CUDA devices.
-const ALIGNMENT: usize = 256;
+pub(super) const ALIGNMENT: usize = 256;
 
 /// A slab.
 pub(super) struct CudaSlab(Arc<SlabShared>);
@@ -127,10 +127,10 @@ impl SegmentMut for RangeMut {
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let Self(range) = *self;
-        let len = range.len;
+        let (start, len) = (range.start, range.len);
         let (mapping, fd, device) =
             (Arc::clone(&range.slab.readable), Arc::clone(&range.slab.fd), Arc::clone(&range.slab.device));
-        let mapping = Arc::new(Lendable::of_range(mapping, range));
+        let mapping = Arc::new(Lendable::of_range(mapping, start, Box::new(range)));
         Ok(Arc::new(CudaSegment { mapping, fd, device, kind: MemoryKind::Slab, len, _whole: None }))
     }
 }

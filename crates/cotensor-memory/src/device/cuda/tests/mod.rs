@@ -1,5 +1,9 @@
 //! What only this module can do: work of other code, forks, writes to published memory.
 
+mod captures;
+mod peers;
+mod produced;
+
 use super::driver::CudaDriver;
 use super::memory::CudaMemory;
 use super::segment::CudaSegment;
@@ -15,11 +19,16 @@ struct Library {
 
 impl Library {
     fn open(driver: &Arc<CudaDriver>) -> Self {
+        Self::open_on(driver, 0)
+    }
+
+    /// On a device, which is then the current one of the thread.
+    fn open_on(driver: &Arc<CudaDriver>, device: i32) -> Self {
         let (mut context, mut stream) = (0, 0);
         // SAFETY: both values outlive the calls.
         let codes = unsafe {
             let functions = &driver.functions;
-            let retained = (functions.retain_context)(&raw mut context, 0);
+            let retained = (functions.retain_context)(&raw mut context, device);
             let pushed = (functions.push_context)(context);
             [retained, pushed, (functions.create_stream)(&raw mut stream, 0)]
         };
@@ -29,8 +38,13 @@ impl Library {
 
     /// Gives the device work, and does not wait for it.
     fn fill(&self, address: u64, value: u8, len: usize) {
+        self.fill_in(self.stream, address, value, len);
+    }
+
+    /// As [`fill`](Self::fill), in another stream.
+    fn fill_in(&self, stream: usize, address: u64, value: u8, len: usize) {
         // SAFETY: the address is of a segment that waits for the work.
-        let code = unsafe { (self.driver.functions.fill)(address, value, len, self.stream) };
+        let code = unsafe { (self.driver.functions.fill)(address, value, len, stream) };
         assert_eq!(code, 0);
     }
 
@@ -160,20 +174,6 @@ fn published_memory_is_mapped_read_only() {
         segment.read_at(0, &mut byte).unwrap();
         assert_eq!(byte, [0]);
     }
-}
-
-#[test]
-fn capture_of_another_library_is_not_disturbed() {
-    let (fake, driver, memory) = started();
-    let library = Library::open(&driver);
-    let captured = library.begin_capture();
-    let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
-    let mut bytes = [0; 100];
-    segment.read_at(0, &mut bytes).unwrap();
-    assert_eq!(bytes, [7; 100]);
-    drop(segment);
-    assert_eq!(library.end_capture(captured), 0);
-    assert_eq!(fake.used_bytes(0).unwrap(), 0);
 }
 
 #[test]
