@@ -99,6 +99,11 @@ impl Allocation {
         }
     }
 
+    /// A range of `slab`, which its owner has placed.
+    pub(super) fn placed(daemon: &Reconnector, slab: &Arc<dyn SlabMemory>) -> Result<Self> {
+        daemon.retry(|session| daemon.slabs.open_placed(session, slab)).map(Self::Slab)
+    }
+
     /// A block, whose bytes may have values of earlier tensors. None when the client has enough blocks, also those that other threads have opened
     /// meanwhile.
     pub(super) fn in_block(daemon: &Reconnector, len: usize) -> Result<Option<(Self, Box<dyn SegmentMut>)>> {

@@ -10,6 +10,7 @@ use cotensor_memory::process::duplicate_fd;
 use cotensor_memory::{BlockLimits, Blocks, GiveBack, Slab, Unused};
 use rustix::param::page_size;
 use std::os::fd::OwnedFd;
+use std::ptr::addr_eq;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -30,6 +31,8 @@ pub(super) struct Slabs {
     pub(super) gives_back: GiveBack,
     /// What makes the next block of a series.
     pub(super) next_block: NextBlock,
+    /// Held while a slab of another library is opened.
+    opening: Mutex<()>,
 }
 
 /// Slabs by numbers of this client, the newest last.
@@ -104,6 +107,25 @@ impl Slabs {
         slabs.open.push(OpenSlab { number, memory, was_unused: false, is_retired: false });
         self.freed.opened(session.generation, number, opened.slab, &opened.live);
         Ok((own, range))
+    }
+
+    /// The place of a range of `slab`, in which its owner places tensors itself. Opens the slab in the session unless it is open. The range
+    /// exists, so that the slab is in use.
+    pub(super) fn open_placed(&self, session: &Session, slab: &Arc<dyn SlabMemory>) -> Result<OwnSlab> {
+        // The budget counts a slab that two threads open twice.
+        let _opening = lock(&self.opening);
+        let place = |number| OwnSlab { number, is_block: false, bytes: slab.size_bytes() };
+        let is_it = |open: &OpenSlab| !open.is_retired && addr_eq(Arc::as_ptr(&open.memory), Arc::as_ptr(slab));
+        if let Some(open) = lock(&self.slabs).open.iter_mut().find(|open| is_it(open)) {
+            open.was_unused = false;
+            return Ok(place(open.number));
+        }
+        let opened = open(session, &**slab, duplicate_fd(slab.fd())?, false, None)?;
+        let mut slabs = lock(&self.slabs);
+        let number = slabs.next_number(session)?;
+        slabs.open.push(OpenSlab { number, memory: Arc::clone(slab), was_unused: false, is_retired: false });
+        self.freed.opened(session.generation, number, opened.slab, &opened.live);
+        Ok(place(number))
     }
 
     /// A range of `len` bytes in a free block. None without one. The bytes have values of earlier tensors.
@@ -294,6 +316,7 @@ impl OpenSlabs {
         let on_devices = self.open.iter_mut().filter(|slab| !slab.memory.device().is_host());
         let retire = |slab: &mut OpenSlab| {
             slab.is_retired = true;
+            slab.memory.retire();
             slab.number
         };
         on_devices.map(retire).collect()
@@ -309,7 +332,7 @@ impl OpenSlabs {
 impl OpenSlab {
     /// Whether it gets tensors on `device`.
     fn is_on(&self, device: Device) -> bool {
-        !self.is_retired && self.memory.device() == device
+        !self.is_retired && self.memory.device() == device && !self.memory.is_placed_by_owner()
     }
 }
 

@@ -4,9 +4,10 @@ use super::client_store::ClientStore;
 use super::publication::Allocation;
 use super::session::LOOKUPS;
 use crate::protocol::{self as p, Spec};
-use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
+use cotensor_core::{Error, ErrorKind, HeapMemory, Kind, Layout, Result, SegmentMut, SlabMemory};
 use cotensor_store::backend::UnpublishedTensor;
 use cotensor_store::{Expected, Holder, Lease, Reservation, TensorId, TensorSpec, TensorStore};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often idle memory is looked for. With the time after which a block is idle, memory is given back within ten seconds.
@@ -35,9 +36,44 @@ impl ClientStore {
         spec.check_names()?;
         self.refuse(&spec, len)?;
         let (allocation, segment) = self.allocate(&reserve_params(&spec, holder.name()), len, wanted)?;
+        self.unpublished(spec, layout, segment, holder, allocation)
+    }
+
+    /// Reserves a tensor that exists: `segment` is its range of `slab`, which no other tensor has. Publication copies nothing. The range is
+    /// dropped after the last lease of all processes; while this process does not learn of that, it stays.
+    ///
+    /// # Errors
+    /// `Refused` for a daemon that takes no slabs, and for tensors that it does not share; `OverBudget` when the budget of the device has no room
+    /// for all of the slab; `Conflict` with more slabs than a session may have.
+    pub fn reserve_placed(
+        &self,
+        spec: TensorSpec,
+        slab: &Arc<dyn SlabMemory>,
+        segment: Box<dyn SegmentMut>,
+        holder: &Holder,
+    ) -> Result<Reservation> {
+        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
+        spec.check_names()?;
+        self.refuse(&spec, layout.size_bytes())?;
+        if self.small_bytes_max == 0 {
+            let message = "the daemon gives each tensor sealed memory of its own (--seal-all)";
+            return Err(Error::new(ErrorKind::Refused, message));
+        }
+        let allocation = Allocation::placed(&self.daemon, slab)?;
+        self.give_back_later();
+        self.unpublished(spec, layout, segment, holder, allocation)
+    }
+
+    fn unpublished(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Box<dyn SegmentMut>,
+        holder: &Holder,
+        allocation: Allocation,
+    ) -> Result<Reservation> {
         let charge = self.private.take_unchecked(0).into();
-        let (holder, tag) = (holder.clone(), Box::new(allocation));
-        let expected = Expected::Any;
+        let (holder, tag, expected) = (holder.clone(), Box::new(allocation), Expected::Any);
         let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, expected, tag };
         Ok(Reservation::new(tensor, self.backend()?))
     }
