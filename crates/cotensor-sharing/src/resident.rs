@@ -1,16 +1,19 @@
 //! Copies of published tensors in the memory of a device: one for all programs.
 
 use cotensor_core::{DType, Device, Error, ErrorKind, Hasher, Kind, Result};
-use cotensor_store::{Claim, CopyReason, Holder, Key, Lease, NAME_BYTES_MAX, Store, TensorId, TensorSpec};
+use cotensor_store::{Claim, CopyReason, Holder, Key, Lease, NAME_BYTES_MAX, Reservation, Store, TensorId, TensorSpec};
 use std::ops::Range;
 use std::time::Duration;
+
+/// The most bytes that pass through the host at once.
+const HOST_BYTES: usize = 64 << 20;
 
 /// A copy of bytes of a published tensor in the memory of a device, which all programs of a store share.
 ///
 /// It is a tensor of the store, and the result of a computation whose key names the published version, its bytes and the device. The
 /// first program that leases it copies the bytes. It is freed with its last lease.
 pub struct ResidentCopy<'a> {
-    /// The published tensor, in host memory.
+    /// The published tensor, in host memory or in that of another device.
     pub source: &'a Lease,
     /// Bytes of the tensor, from its first one on.
     pub bytes: Range<usize>,
@@ -65,24 +68,43 @@ impl ResidentCopy<'_> {
     /// Leases the copy, and makes it if no program has. While another program copies, this call waits at most `wait`.
     ///
     /// # Errors
-    /// `Invalid` for bytes that the tensor does not have; `Unsupported` for a tensor that is private or not in host memory, and for a
-    /// device that the store does not have; `TimedOut` while another program copies; else as [`reserve`](cotensor_store::TensorStore::reserve).
-    /// After an error, another program may make the copy.
+    /// `Invalid` for bytes that the tensor does not have; `Unsupported` for a private tensor, and for a device that the store does not have;
+    /// `TimedOut` while another program copies; else as [`reserve`](cotensor_store::TensorStore::reserve). After an error, another program may
+    /// make the copy.
     pub fn lease(&self, store: &dyn Store, holder: &Holder, wait: Duration) -> Result<Resident> {
         let key = self.shared_key()?;
-        let bytes = self.source.host_bytes()?.get(self.bytes.clone());
-        let bytes =
-            bytes.ok_or_else(|| Error::invalid(format!("{} has no bytes {:?}", self.source.name(), self.bytes)))?;
+        let own = self.source.layout().byte_range();
+        if self.bytes.start > self.bytes.end || self.bytes.end > own.len() {
+            return Err(Error::invalid(format!("{} has no bytes {:?}", self.source.name(), self.bytes)));
+        }
         match store.claim_within(&key, holder, wait)? {
             Claim::Ready(leases) => Ok(Resident { lease: self.checked(leases)?, copied_bytes: 0 }),
             Claim::Compute(ticket) => {
                 // An error drops the ticket, which ends the claim.
                 let mut reservation = store.reserve(self.spec(holder), holder)?;
-                reservation.write(bytes, CopyReason::DeviceTransfer)?;
+                self.copy_to(&mut reservation)?;
                 let leases = ticket.publish(vec![reservation])?;
-                Ok(Resident { lease: self.checked(leases)?, copied_bytes: bytes.len() })
+                Ok(Resident { lease: self.checked(leases)?, copied_bytes: self.bytes.len() })
             }
         }
+    }
+
+    /// Copies the bytes, which the tensor has. Those of another device pass through the host.
+    fn copy_to(&self, reservation: &mut Reservation) -> Result<()> {
+        if let Some(bytes) = self.source.bytes() {
+            return reservation.write(&bytes[self.bytes.clone()], CopyReason::DeviceTransfer);
+        }
+        let (segment, len) = (self.source.segment(), self.bytes.len());
+        let first = self.source.layout().byte_range().start + self.bytes.start;
+        let mut host = vec![0; len.min(HOST_BYTES)];
+        reservation.write_by(len, CopyReason::DeviceTransfer, |target, start| {
+            for offset in (0..len).step_by(HOST_BYTES) {
+                let part = &mut host[..(len - offset).min(HOST_BYTES)];
+                segment.read_at(first + offset, part)?;
+                target.write_at(start + offset, part)?;
+            }
+            Ok(())
+        })
     }
 
     /// Leases the copy if a program has made it.
@@ -235,10 +257,17 @@ mod tests {
         assert!(matches!(store.claim_within(&large.key(), &holder, Duration::ZERO).unwrap(), Claim::Compute(_)));
         let missing = copy(&source, 90..101).lease(&*store, &holder, WAIT).err().unwrap();
         assert_eq!(missing.kind(), ErrorKind::Invalid, "{missing}");
-        let on_device = copy(&source, 0..50).lease(&*store, &holder, WAIT).unwrap();
-        let unread = copy(&on_device.lease, 0..10).lease(&*store, &holder, WAIT).err().unwrap();
-        assert_eq!(unread.kind(), ErrorKind::Unsupported, "{unread}");
-        assert_eq!((device.live_bytes(), store.stats().total_tensors), (50, 2));
+        assert_eq!((device.live_bytes(), store.stats().total_tensors), (0, 1));
+    }
+
+    #[test]
+    fn tensor_of_a_device_is_copied_to_another_one() {
+        let (store, device) = store(1000);
+        let (source, holder) = (publish(&store, &(0..100).collect::<Vec<u8>>()), store.holder("user"));
+        let first = copy(&source, 0..50).lease(&*store, &holder, WAIT).unwrap();
+        let second = copy(&first.lease, 10..20).lease(&*store, &holder, WAIT).unwrap();
+        assert_eq!(second.lease.copy_to_host().unwrap(), (10..20).collect::<Vec<u8>>());
+        assert_eq!((device.live_bytes(), second.copied_bytes), (60, 10));
     }
 
     #[test]
