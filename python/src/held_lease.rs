@@ -2,7 +2,8 @@
 
 use crate::process::ProcessLocal;
 use crate::release::release_later;
-use cotensor::{Lease, Store};
+use cotensor::{Error, Lease, Store};
+use cotensor_core::Device;
 use cotensor_memory::CudaMemory;
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -14,6 +15,8 @@ pub(crate) struct HeldLease {
     store: ManuallyDrop<ProcessLocal<Arc<dyn Store>>>,
     /// Another owner with the same lifetime.
     _keep: Option<Arc<dyn Any + Send + Sync>>,
+    /// The device whose programs use the memory, if it is another one than that of the memory.
+    peer: Option<Device>,
 }
 
 impl HeldLease {
@@ -23,8 +26,38 @@ impl HeldLease {
 
     /// A lease that holds another owner, too.
     pub(crate) fn keeping(lease: Lease, store: Arc<dyn Store>, keep: Option<Arc<dyn Any + Send + Sync>>) -> Arc<Self> {
+        Arc::new(Self::build(lease, store, keep, None))
+    }
+
+    /// A lease for programs of another device, which can read the memory.
+    pub(crate) fn for_peer(lease: Lease, store: Arc<dyn Store>, peer: Device) -> Arc<Self> {
+        Arc::new(Self::build(lease, store, None, Some(peer)))
+    }
+
+    fn build(
+        lease: Lease,
+        store: Arc<dyn Store>,
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+        peer: Option<Device>,
+    ) -> Self {
         let (lease, store) = (ProcessLocal::new(lease), ProcessLocal::new(store));
-        Arc::new(Self { lease: ManuallyDrop::new(lease), store: ManuallyDrop::new(store), _keep: keep })
+        Self { lease: ManuallyDrop::new(lease), store: ManuallyDrop::new(store), _keep: keep, peer }
+    }
+
+    /// The device whose programs use the memory.
+    pub(crate) fn device(&self) -> Device {
+        self.peer.unwrap_or_else(|| self.lease.device())
+    }
+
+    /// The address of the segment for programs of that device, whose memory is `memory`.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory that the device cannot read; those of the driver.
+    pub(crate) fn device_address(&self, memory: &CudaMemory) -> Result<u64, Error> {
+        let segment = self.lease.segment();
+        let Some(peer) = self.peer else { return segment.device_address() };
+        let refused = || Error::unsupported(format!("{peer} cannot read memory of {}", segment.device()));
+        memory.peer_address(segment)?.ok_or_else(refused)
     }
 
     pub(crate) fn lease(&self) -> &Lease {

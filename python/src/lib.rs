@@ -22,6 +22,7 @@ mod interrupt;
 mod local_models;
 mod model_files;
 mod process;
+mod producing;
 mod program_strategy;
 mod release;
 mod settings;
@@ -59,6 +60,8 @@ mod _native {
     use super::local_models::LocalModels;
     #[pymodule_export]
     use super::model_files::model_files;
+    #[pymodule_export]
+    use super::producing::allocator_failure;
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

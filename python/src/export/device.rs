@@ -25,6 +25,11 @@ pub(crate) fn cuda_memory(device: Device) -> Result<Option<&'static CudaMemory>,
     CudaMemory::installed()?.iter().find(|memory| memory.device() == device).map(Some).ok_or_else(missing)
 }
 
+/// The error for another device than a GPU.
+pub(crate) fn not_cuda(device: Device) -> Error {
+    Error::invalid(format!("{device} is not a GPU: pass a device such as \"cuda:0\"")).in_field("device")
+}
+
 /// The memory of the CUDA device that libraries of this process call `number`, if there is such a one.
 ///
 /// # Errors

@@ -9,13 +9,15 @@ use crate::errors::{OrRaise, raise};
 use crate::export::device::dl_device;
 use crate::imports::Torch;
 use cotensor::{DType, Error, ErrorKind};
+use cotensor_client::ClientStore;
 use cotensor_core::Device;
 use cotensor_memory::{CudaBytes, CudaMemory};
-use cotensor_store::{CopyReason, Reservation};
+use cotensor_store::{CopyReason, Holder, Lease, Reservation, TensorSpec};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::fmt::Display;
+use std::sync::Arc;
 
 /// An array on a CUDA device with its elements side by side, kept alive.
 pub(crate) struct CudaArray {
@@ -23,7 +25,7 @@ pub(crate) struct CudaArray {
     pub(crate) dtype: DType,
     /// In elements.
     pub(crate) shape: Vec<usize>,
-    _keep: Owner,
+    keep: Arc<Owner>,
 }
 
 enum Owner {
@@ -81,8 +83,9 @@ impl CudaArray {
         let memory = py.detach(CudaMemory::installed);
         let memory = memory.and_then(|all| all.iter().find(|memory| is_it(memory)).ok_or_else(missing));
         let memory = memory.map_err(|error| unshared(py, &error, place))?;
-        let stream = py.detach(|| memory.stream()).map_err(|error| unshared(py, &error, place))?;
+        let stream = py.detach(|| memory.copy_stream()).map_err(|error| unshared(py, &error, place))?;
         let take = || -> PyResult<_> {
+            check_torch_capture(array, place)?;
             let array = &resolved(array)?.1;
             // Capsules of floats of 8 bits need a newer torch than the types themselves.
             let small = match array.getattr_opt(intern!(py, "dtype"))? {
@@ -93,7 +96,7 @@ impl CudaArray {
                 Some(_) => &array.call_method1(intern!(py, "view"), (py.import("torch")?.getattr("uint8")?,))?,
                 None => array,
             };
-            Ok((small, take_cuda(array, kind, stream).map_err(|error| refusal(array, place, error))?))
+            Ok((small, take_cuda(array, kind, stream.handle()).map_err(|error| refusal(array, place, error))?))
         };
         let (small, taken) = with_torch_on(array, ordinal, take)?;
         if taken.device.id != ordinal {
@@ -106,7 +109,8 @@ impl CudaArray {
             shape: taken.shape.clone(),
             strides: Some(taken.strides.clone()),
         };
-        Self::new(py, memory, described, Owner::Capsule(taken), place)
+        let found = Self::new(py, memory, described, Owner::Capsule(taken), place)?;
+        Ok(Self { bytes: found.bytes.after(stream), ..found })
     }
 
     fn of_interface(array: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, place: &dyn Display) -> PyResult<Self> {
@@ -175,7 +179,7 @@ impl CudaArray {
         // SAFETY: by its own description the array has its elements there, and `keep` owns them. The caller must not write them during
         // the call, as with every function that takes an array.
         let bytes = unsafe { memory.bytes_at(address, len) };
-        Ok(Self { bytes, dtype, shape, _keep: keep })
+        Ok(Self { bytes, dtype, shape, keep: Arc::new(keep) })
     }
 
     /// The device in a store.
@@ -193,6 +197,29 @@ impl CudaArray {
         self.bytes.len()
     }
 
+    /// Publishes the array where it is, if it lies in memory of ``Store.producing``. None for other memory, and where the daemon does not
+    /// take it: a copy can be published then. The caller is detached from Python.
+    ///
+    /// # Errors
+    /// Those of the publication.
+    pub(crate) fn publish_in_place(
+        &self,
+        store: &ClientStore,
+        spec: TensorSpec,
+        holder: &Holder,
+    ) -> Option<Result<Lease, Error>> {
+        let place = self.bytes.produced()?;
+        let publish = || {
+            self.bytes.wait()?;
+            let (slab, range) = place.share(Box::new(Arc::clone(&self.keep)))?;
+            store.reserve_placed(spec, &slab, range, holder)?.publish()
+        };
+        match publish() {
+            Err(error) if is_copied_instead(error.kind()) => None,
+            published => Some(published),
+        }
+    }
+
     /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
     pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
         let device = reservation.device();
@@ -200,6 +227,32 @@ impl CudaArray {
         let copy = || reservation.write_by(self.bytes.len(), reason, |target, start| self.bytes.copy_to(target, start));
         py.detach(copy).or_raise(py)
     }
+}
+
+/// Errors of a publication where an array is that one of a copy does not have: the array is published already, the daemon takes no slabs,
+/// or not so many, or has no room for the memory in which the array lies.
+fn is_copied_instead(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Conflict | ErrorKind::Refused | ErrorKind::OverBudget)
+}
+
+/// A tensor of PyTorch has the work of the current stream. A stream that waits for a captured one becomes a part of the capture.
+///
+/// # Errors
+/// `Conflict` while PyTorch's current stream is captured.
+fn check_torch_capture(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<()> {
+    let py = array.py();
+    let Some(torch) = Torch::imported(py)? else { return Ok(()) };
+    if !torch.is_tensor(array)? {
+        return Ok(());
+    }
+    let cuda = py.import("torch.cuda")?;
+    let is_so = |state: &str| cuda.call_method0(state)?.is_truthy();
+    if !is_so("is_initialized")? || !is_so("is_current_stream_capturing")? {
+        return Ok(());
+    }
+    let message = "PyTorch's current stream is captured into a CUDA graph, which runs its work later: publish the tensor before \
+                   the capture, after the graph has run, or in another stream";
+    Err(raise(py, &Error::new(ErrorKind::Conflict, message).in_field(place.to_string())))
 }
 
 /// None beyond the address space.

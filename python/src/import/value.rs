@@ -2,11 +2,12 @@
 
 use super::cuda_array::CudaArray;
 use super::source::SourceArray;
-use crate::errors::raise;
+use crate::errors::{OrRaise, raise};
 use crate::imports::{Numpy, Torch};
 use cotensor::{DType, Error};
+use cotensor_client::ClientStore;
 use cotensor_core::Device;
-use cotensor_store::Reservation;
+use cotensor_store::{Holder, Lease, Reservation, TensorSpec};
 use pyo3::intern;
 use pyo3::prelude::*;
 use std::fmt::Display;
@@ -93,6 +94,22 @@ impl Value {
         match self {
             Self::Host(array) => array.fits(name, dtype, shape),
             Self::Cuda(array) => array.fits(name, dtype, shape),
+        }
+    }
+
+    /// Publishes an array of a device where it is, as [`CudaArray::publish_in_place`] does. None for other arrays, and for another device.
+    pub(crate) fn publish_in_place(
+        &self,
+        py: Python<'_>,
+        store: Option<&ClientStore>,
+        spec: &TensorSpec,
+        holder: &Holder,
+    ) -> PyResult<Option<Lease>> {
+        match (self, store) {
+            (Self::Cuda(array), Some(store)) if spec.device == array.device() => {
+                py.detach(|| array.publish_in_place(store, spec.clone(), holder)).transpose().or_raise(py)
+            }
+            _ => Ok(None),
         }
     }
 

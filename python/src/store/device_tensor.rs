@@ -37,13 +37,13 @@ impl Tensor {
     /// # Errors
     /// `Unsupported` for a device that this process does not have, `Conflict` after `release()`.
     pub(super) fn cuda(&self, py: Python<'_>) -> PyResult<Option<&'static CudaMemory>> {
-        cuda_memory(self.held(py)?.lease().device()).or_raise(py)
+        cuda_memory(self.held(py)?.device()).or_raise(py)
     }
 
     /// The elements for programs on the device.
     pub(super) fn device_buffer(&self, py: Python<'_>, memory: &'static CudaMemory) -> PyResult<Buffer> {
         let held = self.held(py)?;
-        let address = py.detach(|| held.lease().segment().device_address()).or_raise(py)?;
+        let address = py.detach(|| held.device_address(memory)).or_raise(py)?;
         let address = device_pointer(address + self.layout.offset_bytes() as u64).or_raise(py)?;
         let flags = Flags { read_only: true, ..on_device(memory) };
         Ok(Buffer::on_device(address, self.layout.clone(), held as KeepAlive, flags))
@@ -76,7 +76,7 @@ impl Tensor {
             let layout = Layout::strided(self.layout.dtype(), shape, strides, 0)?;
             let spec = TensorSpec::new(lease.name(), DType::U8, &[range.len()]).on(device);
             let mut copy = store.reserve_private(spec, &store.holder(&lease.holder()))?;
-            let address = lease.segment().device_address()? + range.start as u64;
+            let address = held.device_address(memory)? + range.start as u64;
             // SAFETY: the lease keeps the memory, which nothing writes, and the layout's bytes are inside.
             let source = unsafe { memory.bytes_at(address, range.len()) };
             copy.write_by(range.len(), CopyReason::PrivateCopy, |target, start| source.copy_to(target, start))?;

@@ -8,7 +8,7 @@ use crate::errors::{OrRaise, raise};
 use crate::import::source::SourceArray;
 use crate::import::value::Value;
 use cotensor::Error;
-use cotensor_store::{Reservation, Retention, TensorSpec};
+use cotensor_store::{Holder, Reservation, Retention, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyMapping, PyTuple};
 use std::time::Duration;
@@ -191,7 +191,11 @@ impl Store {
 impl Store {
     /// As ``store[name] = array``.
     pub(super) fn put_kept(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-        let source = Value::of(array, false, &"array")?;
+        let (source, backend) = (Value::of(array, false, &"array")?, self.backend(py)?);
+        let (spec, holder) = self.kept_spec(py, name, &source)?;
+        if let Some(lease) = source.publish_in_place(py, backend.client().as_deref(), &spec, &holder)? {
+            return Ok(Tensor::new(lease, backend.store()));
+        }
         let reservation = self.filled(py, name, source)?;
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         Ok(Tensor::new(lease, self.store(py)?))
@@ -200,14 +204,20 @@ impl Store {
     /// An unpublished copy of an array with the default options of `put`.
     fn filled(&self, py: Python<'_>, name: &str, source: Value) -> PyResult<Reservation> {
         let store = self.store(py)?;
-        let holder = holder_of(py, &store, None);
+        let (spec, holder) = self.kept_spec(py, name, &source)?;
+        let mut reservation = py.detach(|| store.reserve_to_fill(spec, &holder)).or_raise(py)?;
+        source.fill(py, &mut reservation)?;
+        Ok(reservation)
+    }
+
+    /// The tensor of an array with the default options of `put`, and its holder.
+    fn kept_spec(&self, py: Python<'_>, name: &str, source: &Value) -> PyResult<(TensorSpec, Holder)> {
+        let holder = holder_of(py, &self.store(py)?, None);
         let spec = TensorSpec {
             producer: holder.name().to_owned(),
             retention: Retention::Cached { recompute: Duration::ZERO },
             ..TensorSpec::new(name, source.dtype(), source.shape()).on(source.device())
         };
-        let mut reservation = py.detach(|| store.reserve_to_fill(spec, &holder)).or_raise(py)?;
-        source.fill(py, &mut reservation)?;
-        Ok(reservation)
+        Ok((spec, holder))
     }
 }

@@ -3,6 +3,7 @@
 use super::backend::{Backend, BackendCell};
 use super::builder::TensorBuilder;
 use super::claim::{Claimed, claim};
+use super::device_copy::shown_on;
 use super::group::{group_spec, put_group};
 use super::holder::{holder as holder_of, program};
 use super::options::TensorOptions;
@@ -195,19 +196,30 @@ impl Store {
 
     /// Leases the newest version of ``name`` for ``holder``, by default this program. If the name does not exist,
     /// returns ``default``, without which it raises :class:`NotFoundError`.
-    #[pyo3(signature = (name, *default, holder=None))]
+    ///
+    /// ``device`` is where this process uses it, such as ``"cuda:1"``. A GPU reads the memory of another one if the driver allows that.
+    /// Otherwise, and for a tensor of the host, the GPU gets a copy, which is counted and which all programs share until its last lease
+    /// ends. The copy has the name of its tensor and its bytes, and no metadata.
+    #[pyo3(signature = (name, *default, holder=None, device=None))]
     fn get<'py>(
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = args::name)] name: String,
         default: &Bound<'py, PyTuple>,
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = args::device)] device: Option<String>,
     ) -> PyResult<Bound<'py, PyAny>> {
         check_default(default)?;
         let store = self.store(py)?;
+        let device = Value::target(py, device.as_deref(), false)?;
         let holder = holder_of(py, &store, holder.as_deref());
-        let found = py.detach(|| store.get(&name, &holder));
-        or_default(py, found.map(|lease| Tensor::new(lease, store)), default)
+        let show = |lease| shown_on(lease, &store, &holder, device);
+        let found = match py.detach(|| store.get(&name, &holder).map(show)) {
+            // A device that is missing is an error also with a default.
+            Ok(shown) => Ok(shown.or_raise(py)?),
+            Err(error) => Err(error),
+        };
+        or_default(py, found, default)
     }
 
     /// Leases one version by its ``id``.
@@ -235,7 +247,8 @@ impl Store {
     /// permits an array on a device, which is copied to the host first. Without it, an array on a CUDA device (by DLPack or
     /// ``__cuda_array_interface__``) is copied on that device, and the tensor stays there; ``device`` (``"cuda:1"``, ``"cpu"``) chooses
     /// another one. With ``sealed``, and for weights, this process cannot
-    /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again.
+    /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again. An array in memory of
+    /// :meth:`producing` is published where it is, also as a weight, unless ``sealed``: this process must not write it any more.
     #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false, device=None), text_signature = "($self, name, array, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, from_device=False, sealed=False, device=None)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
@@ -254,12 +267,17 @@ impl Store {
         #[pyo3(from_py_with = args::sealed)] sealed: bool,
         #[pyo3(from_py_with = args::device)] device: Option<String>,
     ) -> PyResult<Tensor> {
-        let store = self.store(py)?;
+        let backend = self.backend(py)?;
+        let store = backend.store();
         let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance, metadata };
         let device = Value::target(py, device.as_deref(), from_device)?;
         let source = Value::of(array, device.is_some_and(Device::is_host), &"array")?;
         let spec = options.spec(py, &name, source.dtype(), source.shape())?.on(device.unwrap_or(source.device()));
         let holder = holder_of(py, &store, options.holder.as_deref());
+        let client = backend.client().filter(|_| !sealed);
+        if let Some(lease) = source.publish_in_place(py, client.as_deref(), &spec, &holder)? {
+            return Ok(Tensor::new(lease, store));
+        }
         let reserve = |spec| if sealed { store.reserve(spec, &holder) } else { store.reserve_to_fill(spec, &holder) };
         let mut reservation = py.detach(|| after_releases(spec, reserve)).or_raise(py)?;
         source.fill(py, &mut reservation)?;

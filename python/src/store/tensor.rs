@@ -46,7 +46,7 @@ operators::array_operators!(Tensor, contains = has);
 /// # Errors
 /// `Unsupported` for memory of a device.
 fn check_host(held: &HeldLease) -> Result<(), Error> {
-    let (name, device) = (held.lease().name(), held.lease().device());
+    let (name, device) = (held.lease().name(), held.device());
     if device.is_host() { Ok(()) } else { Err(not_on_host(name, device)) }
 }
 
@@ -236,10 +236,11 @@ impl Tensor {
         self.layout.size_bytes()
     }
 
-    /// The device: ``cpu``, or ``cuda:N`` by its number on the machine. :meth:`__dlpack_device__` has the number in this process.
+    /// The device that uses it: ``cpu``, or ``cuda:N`` by its number on the machine. :meth:`__dlpack_device__` has the number in this
+    /// process. A tensor of ``store.get(name, device="cuda:1")`` may lie in the memory of another GPU.
     #[getter]
     fn device(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.held(py)?.lease().segment().device().to_string())
+        Ok(self.held(py)?.device().to_string())
     }
 
     /// The kind of memory: ``memfd``, ``slab``, ``mapped file``, ``heap`` or ``device``.
@@ -467,7 +468,7 @@ impl Tensor {
             Some(members) => format!("group of {}, {} bytes", members.len(), self.layout.size_bytes()),
             None => elements,
         };
-        let (name, version, device) = (lease.name(), lease.id().version, lease.segment().device());
+        let (name, version, device) = (lease.name(), lease.id().version, held.device());
         Ok(format!("<Tensor {view}{name:?} version {version}, {elements}, {device}, held by {{{holders}}}>"))
     }
 }
