@@ -114,8 +114,9 @@ bench-peers:
 bench-sizes:
 	BENCH=sizes scripts/bench_peers.sh $(SIZES)
 
-# On a GPU, with COTENSOR_BENCH_PYTHON if that is set (scripts/gpu.sh): tests of offloaded models beside the same models on the device; models larger
-# than the memory that they may use, beside accelerate and diffusers, in under nine minutes.
+# On a machine with a GPU, each in under nine minutes once the package is installed, with COTENSOR_BENCH_PYTHON if that is set (scripts/gpu.sh). Both ask
+# scripts/gpu/questions.py first: how processes share memory of the device, and whether it survives them. Results are in target/gpu. test-gpu runs the
+# Python tests that need a GPU; bench-gpu takes the figures of a store's tensors there, and those of models larger than the memory that they may use.
 test-gpu:
 	scripts/gpu.sh test
 bench-gpu:
