@@ -223,7 +223,7 @@ mod tests {
     fn copies_of_tensors_with_long_names_are_shared() {
         let (store, _) = store(1000);
         let sources = [1, 2].map(|value| publish_as(&store, &format!("{}{value}", "ü".repeat(511)), &[value; 100]));
-        for identity in ["simulated:test", &"identity ".repeat(200)] {
+        for identity in ["simulated:test", "identity ".repeat(200).as_str()] {
             let copies = sources.each_ref().map(|source| ResidentCopy { identity, ..copy(source, 0..100) });
             let lease = |copy: &ResidentCopy<'_>| copy.lease(&*store, &store.holder("user"), WAIT).unwrap();
             let [first, second] = copies.each_ref().map(lease);

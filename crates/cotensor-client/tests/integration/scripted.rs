@@ -105,14 +105,11 @@ fn serve(connection: &UnixStream, state: &Mutex<State>, mut reply: impl FnMut(&s
         };
         let rpc::Message::Single(call) = rpc::parse(&frame.body) else { panic!("a call") };
         let params: Json = call.params.map_or(Json::Null, |params| serde_json::from_str(params.get()).unwrap());
-        lock(state).calls.push((call.method.to_string(), params.clone()));
+        lock(state).calls.push((call.method.clone(), params.clone()));
         // Notifications get no answer.
         let Some(id) = call.id else { continue };
-        let outcome = match call.method == p::Hello::NAME {
-            true => Reply::of(&hello()),
-            false => reply(&call.method, &params),
-        };
-        let outcome = match outcome {
+        let reply = if call.method == p::Hello::NAME { Reply::of(&hello()) } else { reply(&call.method, &params) };
+        let outcome = match reply {
             Reply::Answer(result) => Ok(result),
             Reply::Refuse(kind) => Err(rpc::to_object(&Error::new(kind, "refused by the test"))),
             Reply::End => return,

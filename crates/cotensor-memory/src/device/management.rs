@@ -318,7 +318,7 @@ mod tests {
         let list = |of: &[(u32, u64, u32)]| of.iter().copied().map(info).collect::<Vec<_>>();
         let computing = list(&[(1, 5, 0), (1, 7, 1), (2, 3, 0), (3, 4, 0), (3, NOT_AVAILABLE, 1)]);
         let drawing = list(&[(2, 3, 0), (1, 5, 0), (4, 1, 0)]);
-        let expected = [(1, Some(12)), (2, Some(3)), (3, None), (4, Some(1))].into();
+        let expected = BTreeMap::from([(1, Some(12)), (2, Some(3)), (3, None), (4, Some(1))]);
         assert_eq!(bytes_of_each([computing, drawing].into_iter()), expected);
     }
 
