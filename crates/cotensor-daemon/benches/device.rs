@@ -42,7 +42,7 @@ fn serve_echo(socket: &Path) {
     for stream in UnixListener::bind(socket).unwrap().incoming() {
         let (mut stream, mut buffer) = (stream.unwrap(), [0; ECHO_BYTES]);
         while stream.read_exact(&mut buffer).is_ok() {
-            let fd = File::open("/dev/zero").unwrap().into();
+            let fd = OwnedFd::from(File::open("/dev/zero").unwrap());
             send_all(stream.as_fd(), &Frame { body: buffer.to_vec(), fds: vec![fd] }).unwrap();
         }
     }

@@ -115,8 +115,8 @@ fn answer_batch(socket: &UnixStream, calls: Vec<Result<crate::Call, Response>>) 
     for call in calls.into_iter().rev() {
         let call = call.unwrap();
         let bytes: u64 = call.params.unwrap().get().trim_matches(['[', ']']).parse().unwrap();
-        let fd = bytes % 2 == 0;
-        let outcome = if bytes % 7 == 0 {
+        let fd = bytes.is_multiple_of(2);
+        let outcome = if bytes.is_multiple_of(7) {
             Err(crate::to_object(&Error::not_found("no such file")))
         } else {
             if fd {
