@@ -122,7 +122,7 @@ def answers(values: Iterator[Dict[str, Any]]) -> None:
 def serving(folder: Path, budget: int) -> Tuple[subprocess.Popen[bytes], Path]:
     """A daemon with a budget for the first GPU."""
     at = folder / "daemon.sock"
-    limits = [f"--max-device-memory=cuda:0={budget}", "--no-http", f"--socket={at}"]
+    limits = [f"--max-device-memory=cuda:0={budget}B", f"--socket={at}"]
     process = subprocess.Popen([sys.executable, "-m", "cotensor", "serve", *limits])
     while True:
         try:
@@ -348,11 +348,18 @@ def main() -> int:
         return 3
     os.environ.setdefault("COTENSOR_CUDA_DRIVER", "libcuda.so.1")
     bench = Bench(options.minutes)
-    # A step that hangs ends with the script.
-    threading.Timer(60 * options.minutes + 60, lambda: os._exit(1)).start()
     with tempfile.TemporaryDirectory() as folder:
         budget = 512 * MIB if options.trial else int((options.gib + 4) * GIB)
         process, at = serving(Path(folder), budget)
+
+        def end() -> None:
+            process.terminate()
+            os._exit(1)
+
+        # A step that hangs ends with the script.
+        timer = threading.Timer(60 * options.minutes + 60, end)
+        timer.daemon = True
+        timer.start()
         try:
             with cotensor.connect(at, autostart=False) as store:
                 Figures(bench, store, at, options.gib, options.trial).take()

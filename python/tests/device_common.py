@@ -200,6 +200,10 @@ class Consumer:
         self._deleter(self.pointer)
 
 
+#: Exported arrays, which exist until their consumers delete them; here until the process ends.
+_exported: List[Any] = []
+
+
 class Producer:
     """An array of bytes of another library, whose last write sets all of them to `value`."""
 
@@ -233,6 +237,7 @@ class Producer:
         shape = c.cast(self._shape, c.POINTER(c.c_int64))
         tensor = _DLTensor(self.address, 2, self.driver.device, rank, 1, 8, 1, shape, strides, 0)
         self._managed = _Managed(tensor, None, self._deleter)
+        _exported.append(self)
         return _python.PyCapsule_New(c.addressof(self._managed), c.cast(_NAME, c.c_char_p), None)
 
     def _delete(self, _pointer: int) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import Daemon, serving
 from device_common import Machine
-from test_device_tensors import Program, daemon
+from device_programs_common import Program
+from test_device_tensors import daemon
 
 PROGRAMS = Path(__file__).with_name("producing_programs.py")
 
@@ -55,8 +56,8 @@ def test_other_gpu_reads_the_memory_or_has_one_copy(access: str, tmp_path: Path)
 def test_tensor_outlives_the_allocator(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     with daemon() as running:
-        producer = Program("publishes", running, machine, "published", PROGRAMS)
-        consumer = Program("reads", running, machine, "read", PROGRAMS)
+        producer = Program(PROGRAMS, "publishes", running, machine, "published")
+        consumer = Program(PROGRAMS, "reads", running, machine, "read")
         producer.kill()
         consumer.ends()
         with running.connect() as store:
@@ -66,6 +67,6 @@ def test_tensor_outlives_the_allocator(tmp_path: Path) -> None:
 
 def test_array_stays_after_a_lost_connection(tmp_path: Path) -> None:
     with daemon() as running:
-        program = Program("lost_connection_keeps_the_array", running, Machine(tmp_path), "published", PROGRAMS)
+        program = Program(PROGRAMS, "lost_connection_keeps_the_array", running, Machine(tmp_path), "published")
         os.kill(running.info["server"], 9)
         program.ends()

@@ -258,6 +258,34 @@ def test_the_next_copy_is_read_when_one_has_ended_since_its_node_answered(nodes,
     assert node.holdings.wanted() == {}
 
 
+def test_a_node_without_memory_reads_one_copy_only(nodes):
+    first, second, node, _ = nodes
+    for one in (first, second):
+        one.pull()
+    node.others, made = [first, second], []
+
+    class Full:
+        """A builder whose memory cannot be made."""
+
+        def __init__(self, builder):
+            self._builder = builder
+
+        def __getattr__(self, name):
+            return getattr(self._builder, name)
+
+        def _populate(self, start, end):
+            raise IoError("cannot reserve")
+
+    def target():
+        made.append(TensorTarget(Full(Spec((SIZE,), "uint8").builder(node.store, own_name(), keep=False))))
+        return made[-1]
+
+    with pytest.raises(OverBudgetError, match="cannot reserve"):
+        node.pulls.pull(KEY, TOKEN, "weights", target)
+    assert len(made) == 1
+    assert node.holdings.wanted() == {}
+
+
 def test_the_copies_of_nodes_that_have_ended_are_limited(nodes):
     [node, *_] = nodes
     for number in range(3):

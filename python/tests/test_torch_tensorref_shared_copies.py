@@ -168,6 +168,9 @@ def test_operations_that_write_a_weight_get_a_copy_of_their_own(here, name):
         with offload(model, "simulated", strategy="lru") as session:
             assert torch.equal(model(x).cpu(), expected)
             assert leased(session, model) == {"weight", "bias"}
+            # An operation that only reads a weight, and one that writes another.
+            (x @ model.weight).to("simulated").add_(model.bias)
+            assert leased(session, model) == {"weight", "bias"}
             WRITES[name](model.weight)
             assert leased(session, model) == {"bias"}
             found = model(x).cpu()

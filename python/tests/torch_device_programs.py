@@ -121,6 +121,8 @@ def buffers_of_parts_in_training_mode_are_private(store: cotensor.Store) -> None
     driver, module = Driver(), Model()
     before = to_device(driver, module)
     module.norm.eval()
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
+    layouts = {name: (tensor.dtype, tensor.stride()) for name, tensor in named}
     shared.publish(module, "m", store)
     whole = store["m"]
     with shared.on_meta():
@@ -129,7 +131,7 @@ def buffers_of_parts_in_training_mode_are_private(store: cotensor.Store) -> None
     for shown, has_statistics in ((module, True), (other, False)):
         for name, tensor in [*shown.named_parameters(remove_duplicate=False), *shown.named_buffers()]:
             assert isinstance(tensor, OnDevice)
-            assert (tensor.dtype, tensor.stride()) == (before[name].dtype, before[name].stride())
+            assert (tensor.dtype, tensor.stride()) == layouts[name]
             assert torch.equal(elements(driver, tensor), before[name]), name
             is_shared = isinstance(tensor, torch.nn.Parameter) or name.startswith("norm") and has_statistics
             if tensor.numel():
@@ -225,7 +227,7 @@ def shared_weights_of_another_device_are_refused(store: cotensor.Store) -> None:
 def models_of_configurations_are_attached_on_the_default_device(store: cotensor.Store) -> None:
     from transformers import BertConfig, BertModel, PreTrainedModel
 
-    driver, made = Driver(), []
+    driver, made, states = Driver(), [], [torch.zeros(16, dtype=torch.uint8)]
     original = vars(PreTrainedModel)["_from_config"].__func__
 
     def from_config(cls: Any, config: Any, **options: Any) -> Any:
@@ -235,18 +237,28 @@ def models_of_configurations_are_attached_on_the_default_device(store: cotensor.
         with torch.device("cpu"):
             model = original(cls, config, **options)
         made.append(to_device(driver, model))
+        # The generator of the device.
+        states.append(states[-1] + 1)
         return model
 
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreTrainedModel, "_from_config", classmethod(from_config))
+        patch.setattr(torch.cuda, "get_rng_state", lambda device: states[-1])
+        patch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.append(state))
         for _ in range(3):
             torch.manual_seed(1)
+            states.append(torch.zeros(16, dtype=torch.uint8))
             with shared.shared_weights("bert", store), torch.device("cuda", 0):
                 model = BertModel._from_config(config)
             for name, tensor in model.named_parameters():
                 assert isinstance(tensor, OnDevice) and torch.equal(elements(driver, tensor), made[0][name])
+            assert states[-1].tolist() == [1] * 16, "the generator goes on as where the model was made"
         torch.manual_seed(1)
+        states.append(torch.ones(16, dtype=torch.uint8))
+        with pytest.raises(cotensor.ConflictError, match="weights of BertModel from a configuration"):
+            with shared.shared_weights("bert", store), torch.device("cuda", 0):
+                BertModel._from_config(config)
         with pytest.raises(cotensor.ConflictError, match="bert is published on cuda:0.*made for cpu.*torch.device"):
             with shared.shared_weights("bert", store):
                 BertModel._from_config(config)

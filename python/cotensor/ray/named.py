@@ -116,6 +116,9 @@ class Named:
 
     def update(self) -> None:
         """Copies newer versions of the copies that are in use, and frees unused copies of older ones."""
+        for name in self._copies.expected():
+            with self._versions.with_key(name):
+                self._settle(name)
         for node, copied in self._copies.by_node().items():
             newest = answer_of(node, "newest_of", sorted(copied)) or {}
             for name, source in copied.items():
@@ -173,8 +176,14 @@ class Named:
         """The version of a name on this node, and its origin if it is a copy. Forgets a copy that was freed or replaced."""
         with self._versions.with_key(name):
             found = None
-            with contextlib.suppress(CotensorError), self._store.get(name) as tensor:
-                found = tensor.id
+            try:
+                with self._store.get(name) as tensor:
+                    found = tensor.id
+            except NotFoundError:
+                pass
+            except CotensorError:
+                # Not known now. The copy stays one.
+                return None, None
             return found, self._copies.origin(name, found)
 
     def _publish(self, builder: TensorBuilder, source: Described, former: Optional[Id]) -> Tensor:
@@ -205,10 +214,16 @@ class Named:
             return tensor
 
     def _settle(self, name: str) -> None:
-        """Finds out whether a copy was published: a former life of this agent, or an answer, has ended before that was known."""
+        """Finds out whether a copy was published: a former life of this agent, or an answer, has ended before that was known.
+        If the store cannot tell, the next update asks again."""
         id_, fingerprint = None, ""
-        with contextlib.suppress(CotensorError), self._store.get(name) as tensor:
-            id_, fingerprint = tensor.id, described(self._node, tensor).fingerprint
+        try:
+            with self._store.get(name) as tensor:
+                id_, fingerprint = tensor.id, described(self._node, tensor).fingerprint
+        except NotFoundError:
+            pass
+        except CotensorError:
+            return
         self._copies.settle(name, id_, fingerprint)
 
     def _sources(self, name: str) -> List[Described]:

@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, TypeVar
 
 from .._native import Tensor, TensorBuilder
-from ..errors import ConflictError, IoError, NotFoundError, RefusedError
+from ..errors import ConflictError, IoError, NotFoundError, OverBudgetError, RefusedError
 from .alone import Alone, Places
 from .arrival import Arrival, Readable, Whole
 from .holdings import Holdings, Key
@@ -89,7 +89,11 @@ class TensorTarget:
 
     def populate(self, start: int, end: int) -> None:
         """See :class:`Target`."""
-        self._builder._populate(start, end)
+        try:
+            self._builder._populate(start, end)
+        except IoError as error:
+            # No other source has more memory for it.
+            raise OverBudgetError(str(error)) from error
 
     def publish(self) -> Tensor:
         """See :class:`Target`."""
@@ -173,11 +177,14 @@ class Pulls:
         if orphan is not None:
             self._holdings.add_copy(key, orphan)
             return orphan
-        left = _ERROR_SECONDS - (time.monotonic() - began)
-        for address in self._origins.copies(key, max(left, _OTHERS_SECONDS_MIN)):
+        left = max(_ERROR_SECONDS - (time.monotonic() - began), _OTHERS_SECONDS_MIN)
+        until = time.monotonic() + left
+        for address in self._origins.copies(key, left):
             # A copy can end after the answer, and so can its node.
             with contextlib.suppress(IoError, NotFoundError, RefusedError), self.arriving(key) as arrival:
                 return self._add(arrival, [(address, _name_of(key))], key, token, name, target)
+            if time.monotonic() > until:
+                break
         return None
 
     def _add(

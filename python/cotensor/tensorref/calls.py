@@ -10,7 +10,7 @@ from torch._C import _len_torch_function_stack
 
 from .arguments import Args, Kwargs
 from .devices import Devices
-from .operations import SAVES_EARLY, TAKE_LENGTHS, may_write, name_of, written_by
+from .operations import SAVES_EARLY, TAKE_LENGTHS, Kind, kind_of, may_write, name_of, written_by
 
 #: Tensors that an operation writes are kept, to be restored before it runs again, up to so many bytes together.
 _KEPT_BYTES_MAX = 1 << 20
@@ -19,7 +19,7 @@ _KEPT_BYTES_MAX = 1 << 20
 class Function:
     """A function of PyTorch or of the program, and what is known of its calls."""
 
-    __slots__ = ("call", "is_operator", "may_write", "name", "saves_early", "takes_lengths")
+    __slots__ = ("call", "is_in_place", "is_operator", "may_write", "name", "saves_early", "takes_lengths")
 
     def __init__(self, func: Any) -> None:
         #: The function itself, for :func:`call`.
@@ -27,6 +27,8 @@ class Function:
         self.takes_lengths = self.name in TAKE_LENGTHS
         self.saves_early = self.name in SAVES_EARLY
         self.is_operator = isinstance(func, torch._ops.OpOverload)
+        #: Whether it writes its first argument, by its name.
+        self.is_in_place = kind_of(func) is Kind.IN_PLACE
 
     def written(self, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
         """The arguments that a call writes, perhaps without a new version, such as statistics."""

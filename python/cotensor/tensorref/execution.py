@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ..errors import InvalidError
-from .arguments import Args, Kwargs, Uses
+from .arguments import Args, Kwargs, Uses, tensors
 from .calls import Calls, Function
 from .events import Middlewares, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
@@ -16,7 +16,7 @@ from .host_tensors import HostTensors
 from .mover import Mover
 from .on_device import OnDevice
 from .on_host import OnHost
-from .operations import writes_arguments
+from .operations import has_in_place_option
 from .weights import Weight
 
 #: Times of an operation that are measured with a synchronized device.
@@ -109,11 +109,12 @@ class Execution:
         return result, True, elapsed
 
     def _own_written(self, mover: Mover, function: Function, args: Args, kwargs: Kwargs, weights: List[Weight]) -> None:
-        """An operation gets copies that no other program reads of the weights that it may write: statistics, all that code of
-        several operations reads, and all arguments of one that writes in place."""
-        if self._devices.runs_code or writes_arguments(function.call, args, kwargs):
+        """An operation gets copies that no other program reads of the weights that it may write: statistics, what it writes in
+        place, and all that code of several operations reads."""
+        if self._devices.runs_code or has_in_place_option(function.call, args, kwargs):
             return mover.own(weights)
-        parts = [mover.weights.part(tensor) for tensor in function.written(args, kwargs) if tensor.is_cpu]
+        targets = tensors(args[0]) if function.is_in_place and args else []
+        parts = [mover.weights.part(tensor) for tensor in (*targets, *function.written(args, kwargs)) if tensor.is_cpu]
         mover.own([part.weight for part in parts if part is not None])
 
     def _redirected(self, place: str) -> Mover:

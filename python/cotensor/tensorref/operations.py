@@ -181,10 +181,8 @@ def _options_of(func: Any) -> Tuple[Tuple[int, str], ...]:
     return tuple((names.index(name), name) for name in _IN_PLACE_OPTIONS if name in names)
 
 
-def writes_arguments(func: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Whether a call gives some of its arguments new versions: by its name, or by an option."""
-    if kind_of(func) is Kind.IN_PLACE:
-        return True
+def has_in_place_option(func: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a call has an option with which a function writes what it reads."""
     options = [args[position] if position < len(args) else kwargs.get(name) for position, name in _options_of(func)]
     return any([option is not None and option is not False for option in options])
 

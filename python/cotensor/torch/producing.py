@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from types import TracebackType
-from typing import Any, Optional, Type
+from typing import Any, List, Optional, Type
 
 import torch
 
@@ -38,13 +39,14 @@ class Producing:
         # A pool belongs to the current device.
         with torch.cuda.device(ordinal):
             self._pool = torch.cuda.MemPool(allocator().allocator())
-        self._blocks: list[contextlib.ExitStack] = []
+        #: The blocks of each thread, which has a current device of its own.
+        self._local = threading.local()
 
     def __enter__(self) -> Producing:
         with contextlib.ExitStack() as block:
             block.enter_context(torch.cuda.device(self._ordinal))
             block.enter_context(torch.cuda.use_mem_pool(self._pool))
-            self._blocks.append(block.pop_all())
+            self._blocks().append(block.pop_all())
         return self
 
     def __exit__(
@@ -53,10 +55,15 @@ class Producing:
         value: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        self._blocks.pop().__exit__(kind, value, trace)
+        self._blocks().pop().__exit__(kind, value, trace)
         reason = _native.allocator_failure()
         if isinstance(value, torch.cuda.OutOfMemoryError) and reason is not None and hasattr(value, "add_note"):
             value.add_note(f"cotensor: {reason}")
+
+    def _blocks(self) -> List[contextlib.ExitStack]:
+        """The blocks of this thread, the innermost last."""
+        found: List[contextlib.ExitStack] = self._local.__dict__.setdefault("blocks", [])
+        return found
 
     def __repr__(self) -> str:
         return f"<Producing on {self.device}>"

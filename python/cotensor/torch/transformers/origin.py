@@ -35,8 +35,16 @@ class Origin:
     key_mapping: str = ""
     #: The hash of the class, the configuration and the arguments, which random weights depend on.
     config: str = ""
-    #: The generator's state before the model is made.
+    #: Where random weights are made.
+    device: torch.device = torch.device("cpu")
+    #: The states of the generators before the model is made: :func:`generator_state`.
     generator: torch.Tensor = dataclasses.field(default_factory=torch.get_rng_state)
+
+    def on(self, device: torch.device) -> "Origin":
+        """The origin of a model that is made on a device."""
+        if device.type != "cuda":
+            return self
+        return dataclasses.replace(self, device=device, generator=generator_state(device))
 
     def of_files(self, paths: Any, model: Any) -> "Origin":
         """The origin of a model that `from_pretrained` has made and not yet loaded."""
@@ -70,7 +78,7 @@ class Origin:
             else:
                 note["described"] += ", which changed while they were read"
         if is_random:
-            after = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+            after = base64.b64encode(generator_state(self.device).numpy().tobytes()).decode()
             note["generator"] = {"before": self._random_hash(), "after": after}
         return {ORIGIN: note}
 
@@ -102,8 +110,22 @@ class Origin:
         return content_hash("cotensor.torch: random weights", self.config, self.generator)
 
 
+def generator_state(device: torch.device) -> torch.Tensor:
+    """The state of the host's generator, followed by that of a GPU if ``device`` is one: random weights may come from both."""
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+
+
+def set_generator_state(state: torch.Tensor, device: torch.device) -> None:
+    """Sets what :func:`generator_state` gave for the same device."""
+    count = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:count])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[count:], device)
+
+
 def state_after(source: Mapping[str, Any]) -> Optional[torch.Tensor]:
-    """The generator's state after the published model was made; ``None`` if it had no random weights."""
+    """The :func:`generator_state` after the published model was made; ``None`` if it had no random weights."""
     generator = source.get(ORIGIN, {}).get("generator")
     if generator is None:
         return None

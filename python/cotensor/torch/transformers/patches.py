@@ -16,6 +16,7 @@ import torch
 from ..._forks import renewed
 from ...errors import UnsupportedError
 from ..modes import NoInitialization
+from .origin import set_generator_state
 from .publication import attach_model, find_weights, publish_model, share_loaded, take_turn
 from .session import Weights, current_loading, one_model
 
@@ -100,12 +101,12 @@ def _from_config(original: Any) -> Any:
             if loading is None:
                 return original(cls, config, **kwargs)
             loading.device = default_device()
-            loading.origin = loading.origin.of_config(cls, config, kwargs)
+            loading.origin = loading.origin.on(loading.device).of_config(cls, config, kwargs)
             loading.weights = take_turn(loading, Weights(loading.session.name, False))
             if loading.weights.is_published:
                 with _on_meta():
                     model = original(cls, config, **kwargs)
-                torch.set_rng_state(loading.origin.generator)
+                set_generator_state(loading.origin.generator, loading.device)
                 loading.weights = find_weights(loading, model, same_dtype=True)
                 if loading.weights.is_published:
                     attach_model(loading, model, same_dtype=True)
@@ -128,6 +129,7 @@ def _load(original: Any) -> Any:
             return original(model, state_dict, checkpoint_files, load_config, *rest, **more)
         loading.device = wanted_device(load_config.device_map)
         loading.computes_buffers = True
+        loading.origin = loading.origin.on(loading.device)
         if checkpoint_files:
             loading.origin = loading.origin.of_files(checkpoint_files, model)
         loading.weights = find_weights(loading, model, same_dtype=_is_same_dtype(load_config))

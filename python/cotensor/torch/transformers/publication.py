@@ -19,7 +19,7 @@ from ..weights.collect import named_tensors, places
 from ..weights.manifest import NON_PERSISTENT, read_manifest
 from ..weights.models import attach_names, publish
 from ..weights.place import place_of_model
-from .origin import state_after
+from .origin import set_generator_state, state_after
 from .session import Loading, Session, Weights
 
 
@@ -152,7 +152,7 @@ def attach_model(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
                     field=f"{path}.{name}",
                 )
     if weights.generator is not None:
-        torch.set_rng_state(weights.generator)
+        set_generator_state(weights.generator, loading.device)
     mark_done(loading)
 
 

@@ -136,7 +136,8 @@ def views_on_device(whole: Tensor, manifest: Manifest, data: int, private: Abstr
             with default_modes():
                 if entry.storage not in copies:
                     copies[entry.storage] = as_torch(whole.view(data + offset, "uint8", (length,))).clone()
-                items = copies[entry.storage][: length - length % ITEM_BYTES[entry.dtype]].view(getattr(torch, entry.dtype))
+                whole_items = copies[entry.storage].narrow(0, 0, length - length % ITEM_BYTES[entry.dtype])
+                items = whole_items.view(getattr(torch, entry.dtype))
                 # Without its base, as a tensor of its own.
                 shown.append(items.as_strided(entry.shape, entry.stride, entry.offset).data)
         else:
