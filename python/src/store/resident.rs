@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// The copies of published weights in the memory of one device, which the programs of a store share.
 ///
 /// ``tensor`` is a tensor of the store. ``kind`` and ``ordinal`` are the device's in PyTorch, and ``identity`` is its name in all
-/// programs.
+/// programs: copies of :meth:`Store.get` have the same on a CUDA device, whose UUID it is there.
 #[pyclass(frozen, module = "cotensor")]
 pub(crate) struct ResidentCopies {
     store: ProcessLocal<Arc<dyn Store>>,
@@ -28,15 +28,16 @@ pub(crate) struct ResidentCopies {
     identity: String,
 }
 
-/// The store's name of a device of PyTorch.
+/// The store's name of a device of PyTorch, and the name that is equal in all programs if the driver has one.
 ///
 /// # Errors
 /// `Unsupported` for a device whose memory stores do not have.
-fn device_of(kind: &str, ordinal: u32) -> Result<Device, Error> {
+fn device_of(kind: &str, ordinal: u32) -> Result<(Device, Option<String>), Error> {
     let found = match kind {
-        "cuda" => cuda_memory_of(ordinal)?.map(Memory::device),
+        "cuda" => cuda_memory_of(ordinal)?.map(|memory| (memory.device(), Some(memory.uuid().to_owned()))),
         "simulated" => {
-            SimulatedMemory::all().map(|memory| memory.device()).find(|device| *device == Device::Fake(ordinal))
+            let mut devices = SimulatedMemory::all().map(|memory| memory.device());
+            devices.find(|device| *device == Device::Fake(ordinal)).map(|device| (device, None))
         }
         _ => None,
     };
@@ -50,8 +51,8 @@ impl ResidentCopies {
         let held = tensor.held(py)?;
         let forked = || raise(py, &Error::unsupported("a forked process cannot use devices of a store"));
         let store = ProcessLocal::new(Arc::clone(held.store().ok_or_else(forked)?));
-        let device = py.detach(|| device_of(kind, ordinal)).or_raise(py)?;
-        Ok(Self { store, device, identity })
+        let (device, uuid) = py.detach(|| device_of(kind, ordinal)).or_raise(py)?;
+        Ok(Self { store, device, identity: uuid.unwrap_or(identity) })
     }
 
     /// The store's name of the device.

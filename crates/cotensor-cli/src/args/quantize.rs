@@ -51,7 +51,7 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "DIR|FILE")]
     pub(crate) calibrate: Option<PathBuf>,
     /// Give each matrix a width and groups of its own, of --group to 128 weights, by what each costs the outputs on the samples. Where one
-    /// width for all has no larger error of outputs, or of a decoder no larger divergence of next tokens, that is written.
+    /// width for all has no larger error of outputs, or of a single decoder graph no larger divergence of next tokens, that is written.
     #[arg(long, requires = "calibrate")]
     pub(crate) mixed: bool,
     /// The most bits for a weight, with scales, of mixed widths [default: those of --bits].

@@ -185,7 +185,8 @@ impl Allocation {
                 let fd = descriptor_of(&**segment)?;
                 let reservation = reserved.take_in(session, &p::ReserveParams { spec: described, holder })?;
                 let params = p::PublishParams { reservation, ticket, expected, copies };
-                Ok(session.call::<p::Publish>(&params, vec![fd])?.0)
+                // It waits behind other calls of the session, such as lookups that read spilled tensors.
+                Ok(session.call_long::<p::Publish>(&params, vec![fd])?.0)
             }
             Self::Slab(own) => {
                 let params = announce(session, slabs, *own, spec, segment, terms)?;

@@ -17,7 +17,8 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Publications, whose answers carry no descriptor. The daemon lets twice as many calls wait for one connection, which several threads may use.
 pub(super) const PUBLICATIONS: CallsMax = CallsMax { in_message: 512, unanswered: 512 };
-/// Lookups, whose answers carry one descriptor at most. The daemon keeps twice as many descriptors for a client that does not read.
+/// Lookups, whose answers carry one descriptor at most. The daemon keeps twice as many descriptors for a client that does not read, if its limit
+/// is 16,384 or more.
 pub(super) const LOOKUPS: CallsMax = CallsMax { in_message: FRAME_FDS_MAX, unanswered: 512 };
 /// Claims, whose answers can carry several descriptors.
 pub(super) const CLAIMS: CallsMax = CallsMax { in_message: 1, unanswered: 128 };

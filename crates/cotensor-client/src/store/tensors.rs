@@ -158,6 +158,8 @@ impl TensorStore for ClientStore {
             let answer = answers.next().unwrap_or_else(|| Err(session.replaced()));
             match answer.and_then(|(found, fds)| self.open(&session, found, &mut fds.into_iter(), holder)) {
                 Err(_) if session.connection.closed().is_some() => self.get(name, holder),
+                // Answers about large groups can fill a message.
+                Err(error) if error.kind() == ErrorKind::Unsupported => self.get(name, holder),
                 lease => lease,
             }
         };

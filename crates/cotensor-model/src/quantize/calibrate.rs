@@ -26,6 +26,8 @@ const RUNS_BYTES_MAX: usize = 512 << 20;
 #[derive(Default)]
 pub(super) struct Calibration {
     by_graph: HashMap<PathBuf, OfGraph>,
+    /// Whether the task of the samples writes tokens.
+    pub(super) is_decoded: bool,
 }
 
 /// What was recorded of a graph.
@@ -74,7 +76,8 @@ impl Calibration {
     ) -> Result<Self> {
         let recorder: Arc<Mutex<Recorder>> = Arc::default();
         let own = Arc::clone(&recorder);
-        run_samples(folder, samples, indices, Box::new(move |engine, path| open(engine, path, &own)), done)?;
+        let open = Box::new(move |engine: &RtenEngine, path: &Path| open(engine, path, &own));
+        let is_decoded = run_samples(folder, samples, indices, open, done)?.is_decoded;
         let recorder = std::mem::take(&mut *lock(&recorder));
         let inputs = |(name, moments): (String, InputMoments)| {
             let moments = match options.rotation(moments.columns()) {
@@ -88,7 +91,7 @@ impl Calibration {
             let runs = graph.runs.into_iter().map(|kept| kept.run).collect();
             Ok((path, OfGraph { inputs: seen.map(inputs).collect::<Result<_>>()?, runs }))
         };
-        Ok(Self { by_graph: recorder.by_graph.into_iter().map(of_graph).collect::<Result<_>>()? })
+        Ok(Self { by_graph: recorder.by_graph.into_iter().map(of_graph).collect::<Result<_>>()?, is_decoded })
     }
 
     /// What was recorded of a graph.

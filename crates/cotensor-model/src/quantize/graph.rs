@@ -96,19 +96,21 @@ pub(super) fn write_graph(
 }
 
 /// What each form would give for each matrix of a graph. The error of a matrix counts as much as it changes the outputs of the graph, if
-/// the calibration has runs of it. `progress` has the number of finished matrices, and of all.
+/// the calibration has runs of it; `by_tokens`: its logits of next tokens, instead of all. `progress` has the number of finished matrices, and of all.
 ///
 /// # Errors
 /// As [`quantize_graph`]; the errors of running the graph.
 pub(super) fn candidates(
     path: &Path,
     plan: &Plan<'_>,
+    by_tokens: bool,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<Candidate>> {
     let graph = open_graph(path)?;
     let runs =
         plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| of_graph.runs.as_slice());
-    let sensitivity = runs.filter(|runs| !runs.is_empty()).map(|runs| Sensitivity::open(path, runs)).transpose()?;
+    let runs = runs.filter(|runs| !runs.is_empty());
+    let sensitivity = runs.map(|runs| Sensitivity::open(path, runs, by_tokens)).transpose()?;
     let mut found = Vec::new();
     let matrices = graph.matrices();
     for (number, matrix) in matrices.iter().enumerate() {

@@ -51,12 +51,12 @@ impl Job<'_> {
         }
         let Some(target_bits) = self.options.mixed_bits else {
             report.graphs = self.write(target, &uniform, progress)?;
-            self.measure(samples, target, &mut report.graphs, progress)?;
+            self.measure(samples, &calibration, target, &mut report.graphs, progress)?;
             return Ok(());
         };
         let (mixed, widest) = self.plan(&uniform, target_bits, progress)?;
         let mut graphs = self.write(target, &mixed, progress)?;
-        let own = self.measure(samples, target, &mut graphs, progress)?;
+        let own = self.measure(samples, &calibration, target, &mut graphs, progress)?;
         let mut found = MixedReport {
             target_bits,
             bits: bits_per_weight(&graphs),
@@ -71,7 +71,7 @@ impl Job<'_> {
             let options = QuantizeOptions { width, group, ..self.options.clone() };
             let other = target.join(UNIFORM);
             let mut others = self.write(&other, &Plan::uniform(&options, Some(&calibration)), progress)?;
-            let uniform = self.measure(samples, &other, &mut others, progress)?;
+            let uniform = self.measure(samples, &calibration, &other, &mut others, progress)?;
             (found.uniform_output_error, found.uniform_divergence) = (uniform.output_error, uniform.divergence);
             found.uniform_bits = Some(bits_per_weight(&others));
             found.is_mixed = is_mixed_better(own.loss(), uniform.loss());
@@ -99,7 +99,7 @@ impl Job<'_> {
             let options = QuantizeOptions { width, ..self.options.clone() };
             let tried = target.join(UNIFORM);
             let mut graphs = self.write(&tried, &Plan::uniform(&options, Some(calibration)), progress)?;
-            let error = self.measure(samples, &tried, &mut graphs, progress)?.output_error;
+            let error = self.measure(samples, calibration, &tried, &mut graphs, progress)?.output_error;
             let is_small = error.is_some_and(|error| error <= max_error);
             if is_small {
                 self.move_graphs(&tried, target)?;
@@ -123,9 +123,10 @@ impl Job<'_> {
         progress: &mut Progress<'_>,
     ) -> Result<(Plan<'p>, Option<Form>)> {
         let (mut names, mut choices, mut elements) = (Vec::new(), Vec::new(), 0);
+        let by_tokens = uniform.calibration.is_some_and(|calibration| self.is_decoder(calibration));
         for graph in self.graphs {
             let path = self.folder.join(graph);
-            let found = candidates(&path, uniform, &mut |name, done, all| {
+            let found = candidates(&path, uniform, by_tokens, &mut |name, done, all| {
                 progress(&format!("{}: widths of {name}", graph.display()), done, all);
             })?;
             for one in found {
@@ -161,11 +162,13 @@ impl Job<'_> {
     fn measure(
         &self,
         samples: &Divided<'_>,
+        calibration: &Calibration,
         quantized: &Path,
         graphs: &mut [GraphReport],
         progress: &mut Progress<'_>,
     ) -> Result<Errors> {
-        let found = compare(self.folder, quantized, samples.all, &samples.held_out, progress)?;
+        let is_decoded = calibration.is_decoded;
+        let found = compare(self.folder, quantized, samples.all, &samples.held_out, is_decoded, progress)?;
         let (mut errors, mut divergences) = (Vec::new(), Vec::new());
         for graph in graphs {
             let Some(measured) = found.get(&self.folder.join(&graph.file)) else { continue };
@@ -173,7 +176,13 @@ impl Job<'_> {
             errors.extend(measured.output_error);
             divergences.extend(measured.divergence);
         }
-        Ok(Errors { output_error: mean(&errors), divergence: mean(&divergences) })
+        let divergence = mean(&divergences).filter(|_| self.is_decoder(calibration));
+        Ok(Errors { output_error: mean(&errors), divergence })
+    }
+
+    /// Whether next tokens decide: those of the only graph, which has all matrices. The divergence of one graph says nothing of others.
+    fn is_decoder(&self, calibration: &Calibration) -> bool {
+        calibration.is_decoded && self.graphs.len() == 1
     }
 
     /// Puts the graphs of `from` in the place of those of `to`.
@@ -192,6 +201,7 @@ impl Job<'_> {
 #[derive(Clone, Copy)]
 struct Errors {
     output_error: Option<f64>,
+    /// Of a [decoder](Job::is_decoder).
     divergence: Option<f64>,
 }
 

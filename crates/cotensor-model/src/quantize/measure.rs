@@ -25,11 +25,18 @@ pub(super) struct Difference {
     divergence: f64,
     agreed: usize,
     compared: usize,
+    /// Whether logits are those of next tokens.
+    is_decoded: bool,
     /// The tokens that the graph read.
     tokens: Option<u64>,
 }
 
 impl Difference {
+    /// None yet, of a graph whose logits are those of next tokens, or have another meaning.
+    pub(super) fn new(is_decoded: bool) -> Self {
+        Self { is_decoded, ..Self::default() }
+    }
+
     /// What was measured of a graph, with the embeddings that it is a part of.
     fn errors(&self, embeddings: Option<&Closeness>) -> OutputErrors {
         let (divergence, top1) = self.of_tokens().unzip();
@@ -75,7 +82,7 @@ impl Difference {
         }
         self.add(&values, &others);
         // `[batch, tokens, vocabulary]`
-        if let (LOGITS, &[_, _, vocabulary]) = (name, full.shape()) {
+        if let (true, LOGITS, &[_, _, vocabulary]) = (self.is_decoded, name, full.shape()) {
             self.add_tokens(&values, &others, vocabulary.max(1));
         }
     }
@@ -104,7 +111,8 @@ fn log_probabilities(logits: &[f32]) -> Vec<f64> {
 }
 
 /// Runs the model in `folder` on the samples at `indices`, and each graph of it that `quantized` has on the same inputs, too. A model whose
-/// answers are embeddings then runs with the quantized graphs. Returns the errors by the file of the graph in `folder`.
+/// answers are embeddings then runs with the quantized graphs. `is_decoded`: its logits are those of next tokens. Returns the errors by the file
+/// of the graph in `folder`.
 ///
 /// # Errors
 /// As [`run_samples`].
@@ -113,6 +121,7 @@ pub(super) fn compare(
     quantized: &Path,
     samples: &Samples,
     indices: &[usize],
+    is_decoded: bool,
     progress: &mut Progress<'_>,
 ) -> Result<HashMap<PathBuf, OutputErrors>> {
     let found: Arc<Mutex<HashMap<PathBuf, Difference>>> = Arc::default();
@@ -126,17 +135,18 @@ pub(super) fn compare(
         let full = engine.load_file(path, FileMode::Read)?;
         let Some(other) = other(path) else { return Ok(full) };
         let other = engine.load_file(&other, FileMode::Read)?;
-        Ok(Arc::new(ComparedGraph { full, other, path: path.to_path_buf(), differences: Arc::clone(&differences) }))
+        let (path, differences) = (path.to_path_buf(), Arc::clone(&differences));
+        Ok(Arc::new(ComparedGraph { full, other, path, is_decoded, differences }))
     };
     let mut step = |done, all| progress("comparing outputs", done, all);
-    let full = run_samples(folder, samples, indices, Box::new(both), &mut step)?;
+    let full = run_samples(folder, samples, indices, Box::new(both), &mut step)?.embeddings;
     let mut embeddings = None;
     if !full.is_empty() {
         let quantized = move |engine: &RtenEngine, path: &Path| {
             engine.load_file(&other_of(path).unwrap_or_else(|| path.to_path_buf()), FileMode::Read)
         };
         let mut step = |done, all| progress("comparing embeddings", done, all);
-        let others = run_samples(folder, samples, indices, Box::new(quantized), &mut step)?;
+        let others = run_samples(folder, samples, indices, Box::new(quantized), &mut step)?.embeddings;
         embeddings = Some(Closeness::of(&full, &others));
     }
     let found = std::mem::take(&mut *lock(&found));
@@ -148,6 +158,7 @@ struct ComparedGraph {
     full: Arc<dyn LoadedGraph>,
     other: Arc<dyn LoadedGraph>,
     path: PathBuf,
+    is_decoded: bool,
     differences: Arc<Mutex<HashMap<PathBuf, Difference>>>,
 }
 
@@ -161,7 +172,7 @@ impl LoadedGraph for ComparedGraph {
         let made = self.full.run(inputs, outputs, allocator)?;
         let others = self.other.run_alone(inputs, outputs)?;
         let mut differences = lock(&self.differences);
-        let difference = differences.entry(self.path.clone()).or_default();
+        let difference = differences.entry(self.path.clone()).or_insert_with(|| Difference::new(self.is_decoded));
         if let Some((_, tokens)) = inputs.iter().find(|(name, _)| *name == TOKENS) {
             *difference.tokens.get_or_insert_default() += tokens.shape().iter().product::<usize>() as u64;
         }

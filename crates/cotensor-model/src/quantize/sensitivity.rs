@@ -21,22 +21,23 @@ pub(super) struct Sensitivity<'c> {
     holder: Holder,
     weights: LoadedWeights,
     runs: &'c [Run],
+    by_tokens: bool,
     /// By run.
     outputs: Vec<Vec<Array>>,
 }
 
 impl<'c> Sensitivity<'c> {
-    /// That of the graph in a file.
+    /// That of the graph in a file; `by_tokens`: its logits of next tokens count, instead of all outputs.
     ///
     /// # Errors
     /// As [`open_graph`]; the errors of running it.
-    pub(super) fn open(path: &Path, runs: &'c [Run]) -> Result<Self> {
+    pub(super) fn open(path: &Path, runs: &'c [Run], by_tokens: bool) -> Result<Self> {
         let (engine, mut graph) = (RtenEngine::new(None), open_graph(path)?);
         engine.capabilities().fit(&mut graph);
         let store = LocalStore::builder().build();
         let holder = store.holder(USER);
         let weights = load_weights(&graph, &*store, &holder, USER)?;
-        let mut found = Self { engine, graph, store, holder, weights, runs, outputs: Vec::new() };
+        let mut found = Self { engine, graph, store, holder, weights, runs, by_tokens, outputs: Vec::new() };
         found.outputs = found.run(found.leases(None)?)?;
         Ok(found)
     }
@@ -61,7 +62,7 @@ impl<'c> Sensitivity<'c> {
             values = transposed(&values, matrix.columns);
         }
         let outputs = self.run(self.leases(Some((at, &values)))?)?;
-        let mut difference = Difference::default();
+        let mut difference = Difference::new(self.by_tokens);
         for (run, (full, others)) in self.runs.iter().zip(self.outputs.iter().zip(&outputs)) {
             for (name, (full, other)) in run.outputs.iter().zip(full.iter().zip(others)) {
                 difference.add_output(name, full, other);

@@ -47,9 +47,16 @@ impl Engine for Watching {
     }
 }
 
+/// What [`run_samples`] has found.
+pub(super) struct Ran {
+    /// Those of the samples; none of a task whose answers are others.
+    pub(super) embeddings: Vec<Vec<f32>>,
+    /// Whether the task writes tokens.
+    pub(super) is_decoded: bool,
+}
+
 /// Runs the model in `folder` on the samples at `indices`: the task that reads their medium. Of a text after which a decoder has no room
-/// for tokens, a half counts, or less. `done` has the number of samples that ran, and of all. Returns the embeddings of the samples; none of a
-/// task whose answers are others.
+/// for tokens, a half counts, or less. `done` has the number of samples that ran, and of all.
 ///
 /// # Errors
 /// `Invalid` for a model without such a task; the errors of running a stage.
@@ -59,11 +66,12 @@ pub(super) fn run_samples(
     indices: &[usize],
     open: Box<Open>,
     done: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<Vec<f32>>> {
+) -> Result<Ran> {
     let engine: Arc<dyn Engine> = Arc::new(Watching { inner: RtenEngine::new(None), open });
     let model = Model::open(folder, StageSource::Private(engine.into(), FileMode::Read))?;
     let task = default_task(&model, &[samples.medium()])?;
-    let max_new_tokens = task.answer.is_decoded().then_some(NEW_TOKENS_MAX);
+    let is_decoded = task.answer.is_decoded();
+    let max_new_tokens = is_decoded.then_some(NEW_TOKENS_MAX);
     let (name, task) = (USER.to_owned(), task.name.clone());
     let user = User { name, model: model.name(), task, max_new_tokens, ..User::default() };
     let holder = Holder::new(USER);
@@ -81,7 +89,7 @@ pub(super) fn run_samples(
         }
         done(count + 1, indices.len());
     }
-    Ok(embeddings)
+    Ok(Ran { embeddings, is_decoded })
 }
 
 /// Whether a prompt leaves less room than the tokens of [`run_samples`].

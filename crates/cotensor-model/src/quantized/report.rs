@@ -106,7 +106,7 @@ pub struct MixedReport {
     /// See `output_error`.
     #[serde(default, with = "super::measured")]
     pub uniform_output_error: Option<f64>,
-    /// As `output_error`, the divergence of next tokens; `None` for a model that is not a decoder.
+    /// The divergence of next tokens on held-out samples; `None` unless a decoder is the only graph.
     #[serde(default, with = "super::measured")]
     pub divergence: Option<f64>,
     /// See `divergence`.
