@@ -240,7 +240,7 @@ def test_the_next_copy_is_read_when_one_has_ended_since_its_node_answered(nodes,
         one.pull()
     origin.server.close()
     node.join, node.others = does_not_answer, [ended, freed, third]
-    asked = node.copies
+    asked, former = node.copies, [ended.server.address, third.server.address]
 
     def copies(key, timeout):
         addresses = list(asked(key, timeout))
@@ -252,7 +252,7 @@ def test_the_next_copy_is_read_when_one_has_ended_since_its_node_answered(nodes,
     assert bytes(node.pull()) == DATA and third.server.sent_bytes == SIZE
     node.holdings.end_copies(bytes.fromhex(TOKEN))
     third.holdings.end_copies(bytes.fromhex(TOKEN))
-    node.copies = lambda *_: iter([ended.server.address, third.server.address])
+    node.copies = lambda *_: iter(former)
     with pytest.raises(IoError, match="does not answer"):
         node.pull()
     assert node.holdings.wanted() == {}

@@ -285,7 +285,7 @@ def test_an_agent_reports_that_a_function_has_run(daemon):
     class Without:
         """A store whose daemon ends while the function runs."""
 
-        def empty(self, *_, **__):
+        def _empty_copy(self, *_, **__):
             raise lost
 
     with daemon.connect() as store, SharedTensorProvider(store=store) as provider:
