@@ -53,6 +53,7 @@ __all__ = [
     "Ticket",
     "Watch",
     "__version__",
+    "allocator_failure",
     "reset_functions",
     "divide_operations",
     "content_hash",

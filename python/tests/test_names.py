@@ -107,14 +107,14 @@ def test_update_from_a_store_leaves_out_what_is_removed_meanwhile(store: cotenso
 
 
 def test_items_leave_out_what_is_removed_meanwhile(store: cotensor.Store, prefix: str) -> None:
-    store.put_many({f"{prefix}{index:03}": np.full(1, index) for index in range(300)})
+    store.put_many({f"{prefix}{index:03}": np.full(1, index) for index in range(600)})
     seen = []
     for name, tensor in store.items():
         if not name.startswith(prefix):
             continue
         seen.append((name, int(tensor)))
-        store.pop(f"{prefix}299", None)
-    assert seen == [(f"{prefix}{index:03}", index) for index in range(299)]
+        store.pop(f"{prefix}599", None)
+    assert seen == [(f"{prefix}{index:03}", index) for index in range(599)]
 
 
 def test_one_program_gets_a_name_that_several_pop(prefix: str) -> None:
