@@ -387,7 +387,7 @@ def test_provider_registers_with_the_next_daemon(tmp_path):
                 second = Daemon(Path(folder))
                 try:
                     with SharedTensorClient(socket=second.socket) as client:
-                        until(lambda: client.has_function("lifecycle.add"))
+                        until(lambda: client.has_function("lifecycle.add") and client.has_function("lifecycle.ones"))
                         x = client.call_function("lifecycle.ones", [4])
                         assert np.array_equal(x, np.ones(4))
                 finally:
