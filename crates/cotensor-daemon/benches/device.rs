@@ -5,36 +5,31 @@
 //! access: `CudaMemory::import`). These are measured alone, too, so that the rest is Cotensor's own.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use cotensor_client::ClientStore;
 use cotensor_core::{DType, Device, Memory, MemoryKind};
-use cotensor_daemon::{Config, Role, Service};
+use cotensor_daemon::Config;
 use cotensor_fake_cuda::FakeCuda;
 use cotensor_memory::{CudaDriver, CudaMemory};
-use cotensor_rpc::{Decoder, Frame, send_all};
+use cotensor_rpc::{Frame, send_all};
 use cotensor_store::{Retention, TensorSpec, TensorStore};
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use support::{ECHO_BYTES, Server, median, micros, receive, run, timed};
 
-const ECHO_BYTES: usize = 200;
 const ROUNDS: usize = 400;
 const BYTES: usize = 4 << 20;
 const BUDGET: u64 = 64 << 20;
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [_, "--serve-echo", socket] => serve_echo(Path::new(socket)),
-        [_, "--serve-daemon", socket] => serve_daemon(socket, Role::Foreground),
-        [_, "--serve-daemon", socket, Role::FLAG, role] => serve_daemon(socket, role.parse().unwrap()),
-        _ => measure(),
-    }
+    let max_device_bytes = [(Device::Cuda(0), BUDGET)].into();
+    run(measure, serve_echo, || Config { max_device_bytes, ..Config::default() });
 }
 
 /// Echoes 200 bytes with a descriptor.
@@ -45,32 +40,6 @@ fn serve_echo(socket: &Path) {
             let fd = OwnedFd::from(File::open("/dev/zero").unwrap());
             send_all(stream.as_fd(), &Frame { body: buffer.to_vec(), fds: vec![fd] }).unwrap();
         }
-    }
-}
-
-fn serve_daemon(socket: &str, role: Role) {
-    let max_device_bytes = [(Device::Cuda(0), BUDGET)].into();
-    let config = Config { socket: socket.into(), max_device_bytes, ..Config::default() };
-    cotensor_daemon::run(role, Service { config, http: None }, |_| {}).unwrap();
-}
-
-struct Server(Child);
-
-impl Server {
-    fn start(what: &str, socket: &Path) -> Self {
-        let me = std::env::current_exe().unwrap();
-        let child = Command::new(me).arg(what).arg(socket).stdin(Stdio::null()).spawn().unwrap();
-        while UnixStream::connect(socket).is_err() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Self(child)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let _ = self.0.wait();
     }
 }
 
@@ -103,35 +72,11 @@ fn measure() {
         drop(first);
     }
     let [echo, alone, first, repeated] =
-        [&mut echoes, &mut alone, &mut firsts, &mut repeated].map(|times| median(times));
+        [&mut echoes, &mut alone, &mut firsts, &mut repeated].map(|times| micros(median(times)));
     println!("medians of {ROUNDS} rounds, interleaved; a tensor of {} MiB", BYTES >> 20);
     println!("an echo of {ECHO_BYTES} bytes with a descriptor: {echo:.1} us");
     println!("import, place, reserve, map, access by the fake driver: {alone:.1} us");
     println!("first get: {first:.1} us; in echoes and the driver's calls (at most 1.5): {:.2}", first / (echo + alone));
     println!("first get beside the driver's calls, in echoes (at most 2): {:.2}", (first - alone) / echo);
     println!("get of a tensor that is held: {repeated:.2} us (at most 2)");
-}
-
-/// An echo whose answer brings a descriptor.
-fn receive(stream: &mut UnixStream) -> OwnedFd {
-    stream.write_all(&[1; ECHO_BYTES]).unwrap();
-    let mut decoder = Decoder::default();
-    loop {
-        if let Some(frame) = decoder.take().unwrap() {
-            return frame.fds.into_iter().next().unwrap();
-        }
-        assert!(decoder.fill(stream.as_fd()).unwrap() > 0);
-    }
-}
-
-fn timed(work: impl FnOnce()) -> Duration {
-    let start = Instant::now();
-    work();
-    start.elapsed()
-}
-
-/// In microseconds.
-fn median(times: &mut [Duration]) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6
 }

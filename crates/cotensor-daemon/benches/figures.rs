@@ -2,23 +2,23 @@
 //! one run, against separate processes; results are medians.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Ping};
 use cotensor_core::{DType, Kind, Segment};
-use cotensor_daemon::{Config, Role, Service};
+use cotensor_daemon::Config;
 use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, copy_parallel};
-use cotensor_rpc::{Decoder, Frame, send_all};
+use cotensor_rpc::{Frame, send_all};
 use cotensor_store::{CopyReason, MemoryControl, Retention, TensorSpec, TensorStore};
-use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
+use support::{ECHO_BYTES, Server, median, micros, receive, run, timed};
 
-const ECHO_BYTES: usize = 200;
 const CLIENTS: usize = 8;
 const LARGE_BYTES: usize = 256 << 20;
 const SMALL_ROUNDS: usize = 3000;
@@ -27,13 +27,7 @@ const GETS: usize = 300;
 const LARGE_ROUNDS: usize = 7;
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [_, "--serve-echo", socket] => serve_echo(Path::new(socket)),
-        [_, "--serve-daemon", socket] => serve_daemon(socket, Role::Foreground),
-        [_, "--serve-daemon", socket, Role::FLAG, role] => serve_daemon(socket, role.parse().unwrap()),
-        _ => measure(),
-    }
+    run(measure, serve_echo, Config::default);
 }
 
 /// Echoes 200 bytes. If the first byte is 1, adds the descriptor of a sealed 256 MB memfd.
@@ -54,33 +48,6 @@ fn serve_echo(socket: &Path) {
                 }
             }
         });
-    }
-}
-
-/// As `cotensor serve`: a server, and a supervisor that receives every publication.
-fn serve_daemon(socket: &str, role: Role) {
-    let config = Config { socket: socket.into(), ..Config::default() };
-    cotensor_daemon::run(role, Service { config, http: None }, |_| {}).unwrap();
-}
-
-struct Server(Child);
-
-impl Server {
-    fn start(what: &str, socket: &Path) -> Self {
-        let me = std::env::current_exe().unwrap();
-        let child = Command::new(me).arg(what).arg(socket).stdin(Stdio::null()).spawn().unwrap();
-        while UnixStream::connect(socket).is_err() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Self(child)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // In order, so that a daemon's server ends, too.
-        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let _ = self.0.wait();
     }
 }
 
@@ -185,7 +152,7 @@ fn large(echo_at: &Path, daemon_at: &Path) {
     let _lease = put(&store, "large", source);
     for _ in 0..GETS {
         let start = Instant::now();
-        let mapped = receive(&mut echo);
+        let mapped = SealedMemfd::open(receive(&mut echo), LARGE_BYTES, Guarantee::Immutable).unwrap();
         maps.push(start.elapsed());
         drop(mapped);
         let start = Instant::now();
@@ -234,30 +201,6 @@ fn ping(store: &ClientStore) {
     store.request::<Ping>(&Empty {}).unwrap();
 }
 
-/// An echo whose answer brings a descriptor, checked and mapped.
-fn receive(stream: &mut UnixStream) -> SealedMemfd {
-    stream.write_all(&[1; ECHO_BYTES]).unwrap();
-    let mut decoder = Decoder::default();
-    loop {
-        if let Some(frame) = decoder.take().unwrap() {
-            let fd = frame.fds.into_iter().next().unwrap();
-            return SealedMemfd::open(fd, LARGE_BYTES, Guarantee::Immutable).unwrap();
-        }
-        assert!(decoder.fill(stream.as_fd()).unwrap() > 0);
-    }
-}
-
-fn timed(work: impl FnOnce()) -> Duration {
-    let start = Instant::now();
-    work();
-    start.elapsed()
-}
-
-fn median(times: &mut [Duration]) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
 fn ratio(what: &str, time: Duration, unit: Duration) {
     println!(
         "{what}: {:.2} ({:.1} us over {:.1} us)",
@@ -265,10 +208,6 @@ fn ratio(what: &str, time: Duration, unit: Duration) {
         micros(time),
         micros(unit)
     );
-}
-
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
 }
 
 fn cores() -> usize {

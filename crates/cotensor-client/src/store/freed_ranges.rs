@@ -9,7 +9,7 @@ use crate::protocol as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Result, Segment};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A slab of this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) struct FreedRanges(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     ranges: Mutex<Ranges>,
-    /// Held by the thread that opens a slab again: the daemon makes an entry for each request.
+    /// See [`FreedRanges::opening`].
     opening: Mutex<()>,
 }
 
@@ -137,13 +137,19 @@ impl FreedRanges {
         self.number_or_open(session.generation, slab.number, open)
     }
 
+    /// Held by a thread that opens a slab which other threads may open, too: the daemon makes an entry for each request, and the budget counts
+    /// both.
+    pub(super) fn opening(&self) -> MutexGuard<'_, ()> {
+        lock(&self.0.opening)
+    }
+
     /// The present session's number of a slab. `open` opens it in the session of `generation`.
     fn number_or_open(&self, generation: u64, slab: u64, open: impl FnOnce() -> Result<p::SlabResult>) -> Result<u64> {
         let known = || lock(&self.0.ranges).number(slab);
         if let Some(number) = known() {
             return Ok(number);
         }
-        let _opening = lock(&self.0.opening);
+        let _opening = self.opening();
         if let Some(number) = known() {
             return Ok(number);
         }

@@ -31,8 +31,6 @@ pub(super) struct Slabs {
     pub(super) gives_back: GiveBack,
     /// What makes the next block of a series.
     pub(super) next_block: NextBlock,
-    /// Held while a slab of another library is opened.
-    opening: Mutex<()>,
 }
 
 /// Slabs by numbers of this client, the newest last.
@@ -100,32 +98,37 @@ impl Slabs {
         reservation: Option<u64>,
     ) -> Result<(OwnSlab, Box<dyn SegmentMut>)> {
         let NewSlab { memory, fd, range } = slab;
-        let opened = open(session, &*memory, fd, false, reservation)?;
-        let mut slabs = lock(&self.slabs);
-        let number = slabs.next_number(session)?;
-        let own = OwnSlab { number, is_block: false, bytes: memory.size_bytes() };
-        slabs.open.push(OpenSlab { number, memory, was_unused: false, is_retired: false });
-        self.freed.opened(session.generation, number, opened.slab, &opened.live);
-        Ok((own, range))
+        Ok((self.enter(session, memory, fd, reservation)?, range))
     }
 
     /// The place of a range of `slab`, in which its owner places tensors itself. Opens the slab in the session unless it is open. The range
     /// exists, so that the slab is in use.
     pub(super) fn open_placed(&self, session: &Session, slab: &Arc<dyn SlabMemory>) -> Result<OwnSlab> {
-        // The budget counts a slab that two threads open twice.
-        let _opening = lock(&self.opening);
-        let place = |number| OwnSlab { number, is_block: false, bytes: slab.size_bytes() };
+        let _opening = self.freed.opening();
         let is_it = |open: &OpenSlab| !open.is_retired && addr_eq(Arc::as_ptr(&open.memory), Arc::as_ptr(slab));
         if let Some(open) = lock(&self.slabs).open.iter_mut().find(|open| is_it(open)) {
             open.was_unused = false;
-            return Ok(place(open.number));
+            return Ok(open.place());
         }
-        let opened = open(session, &**slab, duplicate_fd(slab.fd())?, false, None)?;
+        self.enter(session, Arc::clone(slab), duplicate_fd(slab.fd())?, None)
+    }
+
+    /// Opens a slab in the session, for tensors that lie in it.
+    fn enter(
+        &self,
+        session: &Session,
+        memory: Arc<dyn SlabMemory>,
+        fd: OwnedFd,
+        reservation: Option<u64>,
+    ) -> Result<OwnSlab> {
+        let opened = open_with(session, &*memory, fd, false, reservation)?;
         let mut slabs = lock(&self.slabs);
         let number = slabs.next_number(session)?;
-        slabs.open.push(OpenSlab { number, memory: Arc::clone(slab), was_unused: false, is_retired: false });
+        let slab = OpenSlab { number, memory, was_unused: false, is_retired: false };
+        let own = slab.place();
+        slabs.open.push(slab);
         self.freed.opened(session.generation, number, opened.slab, &opened.live);
-        Ok(place(number))
+        Ok(own)
     }
 
     /// A range of `len` bytes in a free block. None without one. The bytes have values of earlier tensors.
@@ -157,7 +160,7 @@ impl Slabs {
         block: &Slab,
         len: usize,
     ) -> Result<(OwnSlab, Box<dyn SegmentMut>)> {
-        let opened = open(session, block, duplicate_fd(block.fd())?, true, None)?;
+        let opened = open(session, block, true)?;
         let mut slabs = lock(&self.slabs);
         let number = slabs.next_number(session)?;
         let segment = slabs.blocks.add(number, block.clone(), len)?;
@@ -174,7 +177,7 @@ impl Slabs {
 
     /// Opens `block` in the session, for a later tensor. With `stays`, it is not given back before its first use.
     pub(super) fn open_free_block_in(&self, session: &Session, block: &Slab, stays: bool) -> Result<()> {
-        let opened = open(session, block, duplicate_fd(block.fd())?, true, None)?;
+        let opened = open(session, block, true)?;
         let mut slabs = lock(&self.slabs);
         let own = slabs.next_number(session)?;
         slabs.blocks.add_free(own, block.clone(), stays);
@@ -228,8 +231,7 @@ impl Slabs {
             match if to_fill { memory.reserve_unzeroed(len) } else { memory.reserve(len) } {
                 Ok(segment) => {
                     slab.was_unused = false;
-                    let own = OwnSlab { number: slab.number, is_block: false, bytes: memory.size_bytes() };
-                    return Ok(Some((own, segment)));
+                    return Ok(Some((slab.place(), segment)));
                 }
                 Err(error) if error.kind() == ErrorKind::OverBudget => {}
                 Err(error) => return Err(error),
@@ -281,8 +283,7 @@ impl Slabs {
         drop(slabs);
         self.freed.lose(|known| retired.contains(&known));
         for (own, slab, is_block) in all {
-            let reopened = duplicate_fd(slab.fd()).and_then(|fd| open(session, &*slab, fd, is_block, None));
-            match reopened {
+            match open(session, &*slab, is_block) {
                 Ok(opened) => self.freed.opened(session.generation, own, opened.slab, &opened.live),
                 Err(error) if session.connection.closed().is_some() => return Err(error),
                 Err(_) => {
@@ -330,6 +331,10 @@ impl OpenSlabs {
 }
 
 impl OpenSlab {
+    fn place(&self) -> OwnSlab {
+        OwnSlab { number: self.number, is_block: false, bytes: self.memory.size_bytes() }
+    }
+
     /// Whether it gets tensors on `device`.
     fn is_on(&self, device: Device) -> bool {
         !self.is_retired && self.memory.device() == device && !self.memory.is_placed_by_owner()
@@ -349,7 +354,11 @@ fn closed_block((number, block): (u64, Slab)) -> (u64, Arc<dyn SlabMemory>) {
     (number, Arc::new(block))
 }
 
-fn open(
+fn open(session: &Session, slab: &dyn SlabMemory, block: bool) -> Result<p::SlabResult> {
+    open_with(session, slab, duplicate_fd(slab.fd())?, block, None)
+}
+
+fn open_with(
     session: &Session,
     slab: &dyn SlabMemory,
     fd: OwnedFd,

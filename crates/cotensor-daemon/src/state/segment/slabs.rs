@@ -140,28 +140,32 @@ mod tests {
     use crate::{Config, Daemon};
     use cotensor_core::Memory;
 
+    /// A slab as a request to open it has it.
+    fn file_of(made: &cotensor_memory::Slab) -> SlabFile {
+        let fd = made.fd().try_clone_to_owned().unwrap();
+        SlabFile { fd, inode: inode(made.fd()).unwrap(), len: made.len(), device: made.device() }
+    }
+
     #[test]
     fn reopened_slab_is_the_one_with_leased_parts() {
         let daemon = Daemon::new(Config::default()).unwrap();
         let session = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
         let made = cotensor_memory::Slab::create(1 << 20).unwrap();
         let _written = made.reserve(64).unwrap();
-        let fd = || made.fd().try_clone_to_owned().unwrap();
-        let (inode, device) = (inode(made.fd()).unwrap(), made.device());
-        let file = || SlabFile { fd: fd(), inode, len: 1 << 20, device };
         for leased in [true, false] {
             // As restored from a former server, after the wait for its session.
-            let charge = daemon.store.charge_existing(device, 1 << 20).unwrap();
+            let charge = daemon.store.charge_existing(made.device(), 1 << 20).unwrap();
             let of_tensor = leased.then(|| daemon.store.reopen_segment(&charge));
-            let known = Arc::new(Slab::new(Arc::new(fd().into()), 1 << 20, charge).unwrap());
+            let SlabFile { fd, inode, .. } = file_of(&made);
+            let known = Arc::new(Slab::new(Arc::new(fd.into()), 1 << 20, charge).unwrap());
             daemon.slabs.restore(inode, &known);
             let part = leased.then(|| Part::restored(Arc::clone(&known), 128, 64).unwrap());
             drop(known);
-            let (slab, share) = daemon.slabs.open(&daemon.store, file(), &session).unwrap();
+            let (slab, share) = daemon.slabs.open(&daemon.store, file_of(&made), &session).unwrap();
             assert_eq!(slab.belongs(&session, 1), if leased { vec![128] } else { vec![] });
             assert_eq!(daemon.store.memory_usage_bytes(), 1 << 20, "it is counted once");
             let other = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
-            assert!(daemon.slabs.open(&daemon.store, file(), &other).is_err(), "it is one session's");
+            assert!(daemon.slabs.open(&daemon.store, file_of(&made), &other).is_err(), "it is one session's");
             drop((slab, share, part, of_tensor));
             assert_eq!(daemon.store.memory_usage_bytes(), 0);
         }
@@ -172,11 +176,7 @@ mod tests {
     fn late_call_of_a_replaced_session_leaves_its_slab_to_the_next_one() {
         let daemon = Daemon::new(Config::default()).unwrap();
         let made = cotensor_memory::Slab::create(1 << 20).unwrap();
-        let inode = inode(made.fd()).unwrap();
-        let open = |owner: &Arc<dyn SlabOwner>| {
-            let fd = made.fd().try_clone_to_owned().unwrap();
-            daemon.slabs.open(&daemon.store, SlabFile { fd, inode, len: 1 << 20, device: made.device() }, owner)
-        };
+        let open = |owner: &Arc<dyn SlabOwner>| daemon.slabs.open(&daemon.store, file_of(&made), owner);
         let [former, next] = [(); 2].map(|()| daemon.begin_session(None, None));
         drop(daemon.end_session(&former));
         let [former, next] = [former, next].map(|session| session as Arc<dyn SlabOwner>);
@@ -193,11 +193,7 @@ mod tests {
     fn block_of_an_ended_session_keeps_its_tensor() {
         let daemon = Daemon::new(Config::default()).unwrap();
         let made = cotensor_memory::Slab::create(1 << 20).unwrap();
-        let inode = inode(made.fd()).unwrap();
-        let open = |owner: &Arc<dyn SlabOwner>| {
-            let fd = made.fd().try_clone_to_owned().unwrap();
-            daemon.slabs.open_block(SlabFile { fd, inode, len: 1 << 20, device: made.device() }, owner)
-        };
+        let open = |owner: &Arc<dyn SlabOwner>| daemon.slabs.open_block(file_of(&made), owner);
         let session = daemon.begin_session(None, None);
         let owner = Arc::clone(&session) as Arc<dyn SlabOwner>;
         let block = open(&owner).unwrap();

@@ -2,7 +2,6 @@
 
 use super::functions::Access;
 use super::handle::Handle;
-use super::lendable::Lendable;
 use super::mapping::Mapping;
 use super::opened::Opened;
 use super::segment::CudaSegment;
@@ -146,11 +145,8 @@ impl SegmentMut for ProducedRange {
     }
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
-        let (start, len) = (self.start, self.len);
-        let (mapping, fd, device) =
-            (Arc::clone(&self.slab.readable), Arc::clone(&self.slab.fd), Arc::clone(&self.slab.device));
-        let mapping = Arc::new(Lendable::of_range(mapping, start, self));
-        Ok(Arc::new(CudaSegment { mapping, fd, device, kind: MemoryKind::Slab, len, _whole: None }))
+        let (slab, bytes) = (Arc::clone(&self.slab), self.start..self.start + self.len);
+        Ok(Arc::new(CudaSegment::of_range(&slab.readable, &slab.fd, &slab.device, bytes, self)))
     }
 }
 

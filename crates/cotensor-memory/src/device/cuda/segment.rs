@@ -3,9 +3,11 @@
 use super::functions::Access;
 use super::handle::Handle;
 use super::lendable::Lendable;
+use super::mapping::Mapping;
 use super::opened::Opened;
 use cotensor_core::{Device, MemoryKind, Result, Segment, SegmentMut, range_within};
 use std::any::Any;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -71,6 +73,21 @@ pub(super) struct CudaSegment {
     pub(super) len: usize,
     /// The segment of which this is the part of one tensor. It stays with its parts, so that they share a mapping.
     pub(super) _whole: Option<Arc<dyn Segment>>,
+}
+
+impl CudaSegment {
+    /// Bytes of a slab of this process, which `owner` keeps.
+    pub(super) fn of_range(
+        readable: &Arc<Mapping>,
+        fd: &Arc<OwnedFd>,
+        device: &Arc<Opened>,
+        bytes: Range<usize>,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        let mapping = Arc::new(Lendable::of_range(Arc::clone(readable), bytes.start, owner));
+        let (fd, device) = (Arc::clone(fd), Arc::clone(device));
+        Self { mapping, fd, device, kind: MemoryKind::Slab, len: bytes.len(), _whole: None }
+    }
 }
 
 impl Segment for CudaSegment {

@@ -1,6 +1,5 @@
 //! Slabs: one allocation for many small tensors of one producer.
 
-use super::lendable::Lendable;
 use super::mapping::Mapping;
 use super::opened::Opened;
 use super::range::{SlabShared, TakenRange};
@@ -127,10 +126,7 @@ impl SegmentMut for RangeMut {
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let Self(range) = *self;
-        let (start, len) = (range.start, range.len);
-        let (mapping, fd, device) =
-            (Arc::clone(&range.slab.readable), Arc::clone(&range.slab.fd), Arc::clone(&range.slab.device));
-        let mapping = Arc::new(Lendable::of_range(mapping, start, Box::new(range)));
-        Ok(Arc::new(CudaSegment { mapping, fd, device, kind: MemoryKind::Slab, len, _whole: None }))
+        let (slab, bytes) = (Arc::clone(&range.slab), range.start..range.start + range.len);
+        Ok(Arc::new(CudaSegment::of_range(&slab.readable, &slab.fd, &slab.device, bytes, Box::new(range))))
     }
 }
