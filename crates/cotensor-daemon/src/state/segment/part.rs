@@ -25,12 +25,10 @@ impl Part {
         let mut uses = used(&slab, offset, len)?;
         let owner = uses.owner.as_ref().filter(|(owner, _)| std::ptr::addr_eq(owner.as_ptr(), publisher));
         let number = owner.ok_or_else(|| Error::new(ErrorKind::Conflict, "a later session has this slab"))?.1;
-        let range = uses.live.entry(offset).or_default();
-        if range.parts == 0 {
+        let range = uses.add_part(offset);
+        if range.parts == 1 {
             range.is_published = publisher.on_range_used(number, offset as u64);
         }
-        range.parts += 1;
-        uses.parts += 1;
         drop(uses);
         Ok(Self { slab, offset, len })
     }
@@ -40,12 +38,7 @@ impl Part {
     /// # Errors
     /// `Invalid` and `Conflict` as [`new`](Self::new).
     pub(crate) fn restored(slab: Arc<Slab>, offset: usize, len: usize) -> Result<Self> {
-        let mut uses = used(&slab, offset, len)?;
-        let range = uses.live.entry(offset).or_default();
-        range.is_published = true;
-        range.parts += 1;
-        uses.parts += 1;
-        drop(uses);
+        used(&slab, offset, len)?.add_part(offset).is_published = true;
         Ok(Self { slab, offset, len })
     }
 

@@ -62,6 +62,16 @@ pub(super) struct Uses {
     pub(super) parts: usize,
 }
 
+impl Uses {
+    /// Counts a tensor at an offset, before it is published.
+    pub(super) fn add_part(&mut self, offset: usize) -> &mut UsedRange {
+        self.parts += 1;
+        let range = self.live.entry(offset).or_default();
+        range.parts += 1;
+        range
+    }
+}
+
 /// A range in which tensors lie.
 #[derive(Default)]
 pub(super) struct UsedRange {
