@@ -40,5 +40,5 @@ pub use kind::Kind;
 pub use layout::{Layout, RANK_MAX, Slice, TENSOR_BYTES_MAX};
 #[cfg(unix)]
 pub use segment::SlabMemory;
-pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut, padded, range_within};
+pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut, copy_by_host, padded, range_within};
 pub use units::{parse_rate, parse_size, parse_time, size};

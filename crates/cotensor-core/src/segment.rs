@@ -342,6 +342,27 @@ pub fn range_within(offset: usize, len: usize, total: usize) -> Result<Range<usi
     }
 }
 
+/// The most bytes that [`copy_by_host`] has in host memory.
+const HOST_BYTES: usize = 64 << 20;
+
+/// Copies `len` bytes by way of host memory, in parts. `read` and `write` get the offset of a part.
+///
+/// # Errors
+/// Those of `read` and `write`.
+pub fn copy_by_host(
+    len: usize,
+    mut read: impl FnMut(usize, &mut [u8]) -> Result<()>,
+    mut write: impl FnMut(usize, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut host = vec![0; len.min(HOST_BYTES)];
+    for offset in (0..len).step_by(HOST_BYTES) {
+        let part = &mut host[..(len - offset).min(HOST_BYTES)];
+        read(offset, part)?;
+        write(offset, part)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,12 +1,9 @@
 //! Copies of published tensors in the memory of a device: one for all programs.
 
-use cotensor_core::{DType, Device, Error, ErrorKind, Hasher, Kind, Result};
+use cotensor_core::{DType, Device, Error, ErrorKind, Hasher, Kind, Result, copy_by_host};
 use cotensor_store::{Claim, CopyReason, Holder, Key, Lease, NAME_BYTES_MAX, Reservation, Store, TensorId, TensorSpec};
 use std::ops::Range;
 use std::time::Duration;
-
-/// The most bytes that pass through the host at once.
-const HOST_BYTES: usize = 64 << 20;
 
 /// A copy of bytes of a published tensor in the memory of a device, which all programs of a store share.
 ///
@@ -96,14 +93,9 @@ impl ResidentCopy<'_> {
         }
         let (segment, len) = (self.source.segment(), self.bytes.len());
         let first = self.source.layout().byte_range().start + self.bytes.start;
-        let mut host = vec![0; len.min(HOST_BYTES)];
         reservation.write_by(len, CopyReason::DeviceTransfer, |target, start| {
-            for offset in (0..len).step_by(HOST_BYTES) {
-                let part = &mut host[..(len - offset).min(HOST_BYTES)];
-                segment.read_at(first + offset, part)?;
-                target.write_at(start + offset, part)?;
-            }
-            Ok(())
+            let read = |offset, part: &mut [u8]| segment.read_at(first + offset, part);
+            copy_by_host(len, read, |offset, part| target.write_at(start + offset, part))
         })
     }
 

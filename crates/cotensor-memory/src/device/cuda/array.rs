@@ -6,11 +6,8 @@ use super::memory::CudaMemory;
 use super::produced::ProducedPlace;
 use super::segment::CudaSegment;
 use super::slab::target_of;
-use cotensor_core::{Device, Error, Memory, Result, Segment, SegmentMut, range_within};
+use cotensor_core::{Device, Error, Memory, Result, Segment, SegmentMut, copy_by_host, range_within};
 use std::fmt;
-
-/// The most bytes that pass through the host at once, on their way to another device.
-const HOST_BYTES: usize = 64 << 20;
 
 /// Bytes at an address of a device.
 pub struct CudaBytes {
@@ -150,13 +147,11 @@ impl CudaBytes {
             // SAFETY: the creator of this value promised that the source can be read; `target` is borrowed, and has these bytes.
             return unsafe { own.context()?.copy(address, self.address, self.len, self.after.as_ref()) };
         }
-        let mut host = vec![0; self.len.min(HOST_BYTES)];
-        for start in (0..self.len).step_by(HOST_BYTES) {
-            let part = &mut host[..(self.len - start).min(HOST_BYTES)];
-            self.read(start, part)?;
-            target.write_at(offset + start, part)?;
-        }
-        Ok(())
+        copy_by_host(
+            self.len,
+            |start, part| self.read(start, part),
+            |start, part| target.write_at(offset + start, part),
+        )
     }
 
     /// Copies bytes from the byte `offset` on to the host, and waits.

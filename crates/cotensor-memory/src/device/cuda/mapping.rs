@@ -59,30 +59,30 @@ impl Mapping {
 
     /// Sets what the device may do with the memory at these addresses.
     pub(super) fn set_access(&self, ordinal: i32, access: Access) -> Result<()> {
+        let code = self.access_code(ordinal, access);
+        self.addresses.driver.check("changing the access to memory", code)
+    }
+
+    /// The driver's result for another access of a device.
+    fn access_code(&self, ordinal: i32, access: Access) -> u32 {
         let Addresses { driver, first, bytes } = &self.addresses;
         let description = AccessDescription::of(ordinal, access);
         // SAFETY: `description` outlives the call, which reads one of them; the addresses are mapped.
-        let code =
-            driver.relaxed(|| unsafe { (driver.functions.set_access)(*first, *bytes, &raw const description, 1) });
-        driver.check("changing the access to memory", code)
+        driver.relaxed(|| unsafe { (driver.functions.set_access)(*first, *bytes, &raw const description, 1) })
     }
 
     /// Lets another device read the memory at these addresses. False where the driver does not allow that: the documentation has three
     /// results for it.
     pub(super) fn let_read(&self, ordinal: i32) -> Result<bool> {
-        let Addresses { driver, first, bytes } = &self.addresses;
         let mut readers = lock(&self.readers);
         if readers.contains(&ordinal) {
             return Ok(true);
         }
-        let description = AccessDescription::of(ordinal, Access::Read);
-        // SAFETY: as in `set_access`.
-        let code =
-            driver.relaxed(|| unsafe { (driver.functions.set_access)(*first, *bytes, &raw const description, 1) });
+        let code = self.access_code(ordinal, Access::Read);
         if matches!(code, INVALID_VALUE | INVALID_DEVICE | NOT_SUPPORTED) {
             return Ok(false);
         }
-        driver.check("letting another device read memory", code)?;
+        self.addresses.driver.check("letting another device read memory", code)?;
         readers.push(ordinal);
         Ok(true)
     }

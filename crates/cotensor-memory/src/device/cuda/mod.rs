@@ -14,8 +14,8 @@
 //! | `opened` | a device in use |
 //! | `segment` | `SegmentMut` and `Segment` |
 //! | `slab` | one allocation for many small tensors of a producer |
-//! | `produced_slab` | the same as a slab of a store |
 //! | `produced` | memory that another library of this process takes for its arrays |
+//! | `produced_slab` | the same as a slab of a store |
 //! | `memory` | `Memory`, and the memories that all stores of a process share |
 //! | `array` | memory of other libraries of this process |
 //!

@@ -70,7 +70,7 @@ pub(super) fn back(fd: BorrowedFd<'_>, map: &Mapping) -> Result<()> {
             map.collapse(range, page);
         });
     }
-    reserve(fd, len)
+    reserve(fd, 0..len)
 }
 
 /// The length of the parts that [`back_part`] makes of a memory of `len` bytes.
@@ -86,8 +86,7 @@ pub(super) fn back_part(fd: BorrowedFd<'_>, map: &Mapping, part: Range<usize>) -
             map.collapse(huge, page);
         }
     }
-    let reserved = fallocate(fd, FallocateFlags::empty(), part.start as u64, part.len() as u64);
-    reserved.map_err(|error| failed("cannot reserve", part.len(), error))
+    reserve(fd, part)
 }
 
 /// Reserves all pages, and copies `source` to the start of the memory. Each part is collapsed just before it is filled. Without huge pages, the
@@ -117,11 +116,12 @@ pub(super) fn back_with(fd: BorrowedFd<'_>, map: &mut Mapping, source: &[u8]) ->
     if let Some(error) = failure.into_inner() {
         return Err(failed("cannot reserve", len, error));
     }
-    if source.len().next_multiple_of(rustix::param::page_size()) < len { reserve(fd, len) } else { Ok(()) }
+    if source.len().next_multiple_of(rustix::param::page_size()) < len { reserve(fd, 0..len) } else { Ok(()) }
 }
 
-fn reserve(fd: BorrowedFd<'_>, len: usize) -> Result<()> {
-    fallocate(fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| failed("cannot reserve", len, error))
+fn reserve(fd: BorrowedFd<'_>, range: Range<usize>) -> Result<()> {
+    let reserved = fallocate(fd, FallocateFlags::empty(), range.start as u64, range.len() as u64);
+    reserved.map_err(|error| failed("cannot reserve", range.len(), error))
 }
 
 fn write_all(fd: BorrowedFd<'_>, mut source: &[u8], start: usize) -> Result<(), Errno> {
