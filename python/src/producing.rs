@@ -19,19 +19,12 @@ fn note(error: &Error) {
     *lock(&FAILURE) = Some(error.to_string());
 }
 
-/// The memory of PyTorch's device `ordinal`.
-fn memory_of(ordinal: c_int) -> Result<&'static CudaMemory, Error> {
-    let missing = || Error::unsupported(format!("this process has no CUDA device {ordinal} that a store can use"));
-    let found = u32::try_from(ordinal).ok().map(cuda_memory_of).transpose()?;
-    found.flatten().ok_or_else(missing)
-}
-
 /// Allocates `size` bytes of PyTorch's device `device`. Null without memory: PyTorch then gives back what it keeps, tries again, and raises
 /// its own error. The memory is complete when the call returns, for all streams.
 #[unsafe(no_mangle)]
 extern "C" fn cotensor_device_alloc(size: isize, device: c_int, _stream: *mut c_void) -> *mut c_void {
     let Some(len) = usize::try_from(size).ok().filter(|len| *len > 0) else { return null_mut() };
-    let address = memory_of(device).and_then(|memory| memory.produce(len)).inspect_err(note);
+    let address = cuda_memory_of(device.into()).and_then(|memory| memory.produce(len)).inspect_err(note);
     let address = address.ok().and_then(|address| usize::try_from(address).ok());
     address.map_or(null_mut(), without_provenance_mut)
 }
@@ -49,7 +42,7 @@ unsafe extern "C" fn cotensor_device_free(pointer: *mut c_void, _size: isize, de
     // SAFETY: the caller's promise.
     let end = |memory: &CudaMemory| unsafe { memory.end_produced(pointer.addr() as u64, stream.addr()) };
     // PyTorch has no way to report an error. The memory stays until the process ends then.
-    let _ = memory_of(device).and_then(end).inspect_err(note);
+    let _ = cuda_memory_of(device.into()).and_then(end).inspect_err(note);
 }
 
 /// Why the last call of the allocator that failed did so; ``None`` if none has failed since the last call of this function.

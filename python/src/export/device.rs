@@ -30,21 +30,19 @@ pub(crate) fn not_cuda(device: Device) -> Error {
     Error::invalid(format!("{device} is not a GPU: pass a device such as \"cuda:0\"")).in_field("device")
 }
 
-/// The memory of the CUDA device that libraries of this process call `number`, if there is such a one.
+/// The memory of the CUDA device that libraries of this process call `number`.
 ///
 /// # Errors
-/// As [`CudaMemory::installed`].
-pub(crate) fn cuda_memory_of(number: u32) -> Result<Option<&'static CudaMemory>, Error> {
-    Ok(CudaMemory::installed()?.iter().find(|memory| memory.ordinal() == number))
+/// As [`CudaMemory::installed`]; `Unsupported` for a device that this process does not have.
+pub(crate) fn cuda_memory_of(number: i64) -> Result<&'static CudaMemory, Error> {
+    let missing = || Error::unsupported(format!("this process has no CUDA device {number} that a store can use"));
+    CudaMemory::installed()?.iter().find(|memory| i64::from(memory.ordinal()) == number).ok_or_else(missing)
 }
 
 /// The name in a store, ``cuda:N``, of the CUDA device that libraries of this process call ``number``.
 #[pyfunction]
 pub(crate) fn cuda_device(py: Python<'_>, number: u32) -> PyResult<String> {
-    let found = py.detach(|| cuda_memory_of(number)).or_raise(py)?;
-    let missing =
-        || raise(py, &Error::unsupported(format!("this process has no CUDA device {number} that a store can use")));
-    found.map(|memory| memory.device().to_string()).ok_or_else(missing)
+    Ok(py.detach(|| cuda_memory_of(number.into())).or_raise(py)?.device().to_string())
 }
 
 /// The device as DLPack has it, with its number in this process.

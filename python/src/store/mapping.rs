@@ -11,6 +11,7 @@ use cotensor::Error;
 use cotensor_store::{Holder, Reservation, Retention, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyMapping, PyTuple};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The most tensors that `put_many` publishes in one round trip: as many as the connection sends in one message.
@@ -177,7 +178,8 @@ impl Store {
                 names.is_empty() || (names.len() < GROUP_MAX && bytes + source.len_bytes() <= GROUP_BYTES_MAX)
             }) {
                 bytes += source.len_bytes();
-                reservations.push(self.filled(py, &name, source)?);
+                let (spec, holder) = kept(py, &store, &name, &source);
+                reservations.push(filled(py, &*store, spec, &holder, source)?);
                 names.push(name);
             }
             for (name, lease) in names.iter().zip(py.detach(|| Reservation::publish_each(reservations))) {
@@ -192,32 +194,37 @@ impl Store {
     /// As ``store[name] = array``.
     pub(super) fn put_kept(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
         let (source, backend) = (Value::of(array, false, &"array")?, self.backend(py)?);
-        let (spec, holder) = self.kept_spec(py, name, &source)?;
+        let store = backend.store();
+        let (spec, holder) = kept(py, &store, name, &source);
         if let Some(lease) = source.publish_in_place(py, backend.client().as_deref(), &spec, &holder)? {
-            return Ok(Tensor::new(lease, backend.store()));
+            return Ok(Tensor::new(lease, store));
         }
-        let reservation = self.filled(py, name, source)?;
+        let reservation = filled(py, &*store, spec, &holder, source)?;
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
-        Ok(Tensor::new(lease, self.store(py)?))
+        Ok(Tensor::new(lease, store))
     }
+}
 
-    /// An unpublished copy of an array with the default options of `put`.
-    fn filled(&self, py: Python<'_>, name: &str, source: Value) -> PyResult<Reservation> {
-        let store = self.store(py)?;
-        let (spec, holder) = self.kept_spec(py, name, &source)?;
-        let mut reservation = py.detach(|| store.reserve_to_fill(spec, &holder)).or_raise(py)?;
-        source.fill(py, &mut reservation)?;
-        Ok(reservation)
-    }
+/// The tensor of an array with the default options of `put`, and its holder.
+fn kept(py: Python<'_>, store: &Arc<dyn cotensor::Store>, name: &str, source: &Value) -> (TensorSpec, Holder) {
+    let holder = holder_of(py, store, None);
+    let spec = TensorSpec {
+        producer: holder.name().to_owned(),
+        retention: Retention::Cached { recompute: Duration::ZERO },
+        ..TensorSpec::new(name, source.dtype(), source.shape()).on(source.device())
+    };
+    (spec, holder)
+}
 
-    /// The tensor of an array with the default options of `put`, and its holder.
-    fn kept_spec(&self, py: Python<'_>, name: &str, source: &Value) -> PyResult<(TensorSpec, Holder)> {
-        let holder = holder_of(py, &self.store(py)?, None);
-        let spec = TensorSpec {
-            producer: holder.name().to_owned(),
-            retention: Retention::Cached { recompute: Duration::ZERO },
-            ..TensorSpec::new(name, source.dtype(), source.shape()).on(source.device())
-        };
-        Ok((spec, holder))
-    }
+/// An unpublished copy of an array.
+fn filled(
+    py: Python<'_>,
+    store: &dyn cotensor::Store,
+    spec: TensorSpec,
+    holder: &Holder,
+    source: Value,
+) -> PyResult<Reservation> {
+    let mut reservation = py.detach(|| store.reserve_to_fill(spec, holder)).or_raise(py)?;
+    source.fill(py, &mut reservation)?;
+    Ok(reservation)
 }

@@ -33,15 +33,14 @@ pub(crate) struct ResidentCopies {
 /// # Errors
 /// `Unsupported` for a device whose memory stores do not have.
 fn device_of(kind: &str, ordinal: u32) -> Result<(Device, Option<String>), Error> {
-    let found = match kind {
-        "cuda" => cuda_memory_of(ordinal)?.map(|memory| (memory.device(), Some(memory.uuid().to_owned()))),
-        "simulated" => {
-            let mut devices = SimulatedMemory::all().map(|memory| memory.device());
-            devices.find(|device| *device == Device::Fake(ordinal)).map(|device| (device, None))
-        }
-        _ => None,
-    };
-    found.ok_or_else(|| Error::unsupported(format!("stores have no memory on {kind}:{ordinal}")))
+    if kind == "cuda" {
+        let memory = cuda_memory_of(ordinal.into())?;
+        return Ok((memory.device(), Some(memory.uuid().to_owned())));
+    }
+    let mut devices = SimulatedMemory::all().map(|memory| memory.device());
+    let found = devices.find(|device| kind == "simulated" && *device == Device::Fake(ordinal));
+    let missing = || Error::unsupported(format!("stores have no memory on {kind}:{ordinal}"));
+    found.map(|device| (device, None)).ok_or_else(missing)
 }
 
 #[pymethods]
@@ -65,7 +64,7 @@ impl ResidentCopies {
     fn budget(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
         let store = self.store.get(py, "store")?;
         let (stats, name) = (py.detach(|| store.stats()), self.device.to_string());
-        let found = stats.devices.into_iter().find(|stats| stats.device == name);
+        let found = stats.devices.find(|stats| stats.device == name);
         Ok(found.map(|stats| (stats.memory_usage_bytes, stats.max_memory_bytes.unwrap_or(u64::MAX))))
     }
 
