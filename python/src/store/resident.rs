@@ -64,7 +64,7 @@ impl ResidentCopies {
     fn budget(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
         let store = self.store.get(py, "store")?;
         let (stats, name) = (py.detach(|| store.stats()), self.device.to_string());
-        let found = stats.devices.find(|stats| stats.device == name);
+        let found = stats.devices.into_iter().find(|stats| stats.device == name);
         Ok(found.map(|stats| (stats.memory_usage_bytes, stats.max_memory_bytes.unwrap_or(u64::MAX))))
     }
 
