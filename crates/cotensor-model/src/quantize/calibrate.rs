@@ -121,20 +121,22 @@ struct KeptRun {
 }
 
 impl Record {
-    /// Keeps the runs with the most rows: those of a decoder after its prompt have one, and say little.
-    fn keep(&mut self, new: KeptRun) {
+    /// Keeps the runs with the most rows: those of a decoder after its prompt have one, and say little. `make` copies a run that is kept.
+    fn keep(&mut self, rows: usize, bytes: usize, make: impl FnOnce() -> Result<Run>) -> Result<()> {
         let least = self.runs.iter().enumerate().min_by_key(|(_, kept)| kept.rows).map(|(at, kept)| (at, kept.rows));
         let replaced = least.filter(|_| self.runs.len() == RUNS_MAX);
-        if replaced.is_some_and(|(_, rows)| rows >= new.rows) {
-            return;
+        if replaced.is_some_and(|(_, kept)| kept >= rows) {
+            return Ok(());
         }
         let freed = replaced.map_or(0, |(at, _)| self.runs[at].bytes);
-        if self.runs.iter().map(|kept| kept.bytes).sum::<usize>() - freed + new.bytes <= RUNS_BYTES_MAX {
+        if self.runs.iter().map(|kept| kept.bytes).sum::<usize>() - freed + bytes <= RUNS_BYTES_MAX {
+            let run = make()?;
             if let Some((at, _)) = replaced {
                 self.runs.swap_remove(at);
             }
-            self.runs.push(new);
+            self.runs.push(KeptRun { run, rows, bytes });
         }
+        Ok(())
     }
 }
 
@@ -201,12 +203,14 @@ impl RecordingGraph {
             Ok(((*name).to_owned(), array))
         };
         let input_bytes: usize = inputs.iter().filter_map(|(_, tensor)| tensor.bytes()).map(<[u8]>::len).sum();
-        let inputs = inputs.iter().map(copy).collect::<Result<_>>()?;
-        let run = Run { inputs, outputs: outputs.iter().map(|&name| name.to_owned()).collect() };
-        if let Some(record) = lock(&self.recorder).by_graph.get_mut(&self.path) {
-            record.keep(KeptRun { run, rows, bytes: input_bytes + output_bytes });
+        let make = || {
+            let inputs = inputs.iter().map(copy).collect::<Result<_>>()?;
+            Ok(Run { inputs, outputs: outputs.iter().map(|&name| name.to_owned()).collect() })
+        };
+        match lock(&self.recorder).by_graph.get_mut(&self.path) {
+            Some(record) => record.keep(rows, input_bytes + output_bytes, make),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -259,7 +263,7 @@ mod tests {
 
     #[test]
     fn the_runs_with_the_most_rows_are_kept() {
-        let run = || Run { inputs: Vec::new(), outputs: Vec::new() };
+        let run = || Ok(Run { inputs: Vec::new(), outputs: Vec::new() });
         let mut record = Record::default();
         let kept = |record: &Record| {
             let mut rows: Vec<usize> = record.runs.iter().map(|kept| kept.rows).collect();
@@ -267,13 +271,13 @@ mod tests {
             rows
         };
         for rows in [40, 1, 1, 1, 30, 1, 1, 1, 1, 50, 1] {
-            record.keep(KeptRun { run: run(), rows, bytes: 1 });
+            record.keep(rows, 1, run).unwrap();
         }
         assert_eq!(kept(&record), [1, 1, 1, 1, 1, 30, 40, 50]);
-        record.keep(KeptRun { run: run(), rows: 60, bytes: RUNS_BYTES_MAX });
+        record.keep(60, RUNS_BYTES_MAX, run).unwrap();
         assert_eq!(kept(&record), [1, 1, 1, 1, 1, 30, 40, 50], "more bytes than there is room for");
         for rows in 2..10 {
-            record.keep(KeptRun { run: run(), rows, bytes: 1 });
+            record.keep(rows, 1, run).unwrap();
         }
         assert_eq!(kept(&record), [5, 6, 7, 8, 9, 30, 40, 50]);
     }

@@ -177,7 +177,7 @@ fn published_memory_is_mapped_read_only() {
 }
 
 #[test]
-fn memory_stays_mapped_where_the_end_of_work_is_unknown() {
+fn memory_of_unknown_work_stays_on_purpose() {
     let (fake, driver, memory) = started();
     let library = Library::open(&driver);
     let (published, reserved) = (memory.reserve(100).unwrap().freeze().unwrap(), memory.reserve(100).unwrap());
@@ -224,7 +224,7 @@ fn range_of_a_slab_is_used_again_after_the_work_that_reads_it() {
 }
 
 #[test]
-fn range_of_a_slab_stays_where_the_end_of_work_is_unknown() {
+fn range_of_a_slab_of_unknown_work_stays_on_purpose() {
     let (_fake, driver, memory) = started();
     let library = Library::open(&driver);
     let slab = memory.create_slab(2 << 20).unwrap();

@@ -93,12 +93,18 @@ fn library_gets_its_array_back_after_the_last_lease() {
     // A range that is given up before its publication, too.
     drop(memory.produced_at(address, 100).unwrap().share(Box::new(Arc::clone(&owner))).unwrap());
     assert_eq!(Arc::strong_count(&owner), 1);
+}
 
-    // Without news of leases, the array stays. The memory is another slab for the next array.
+#[test]
+fn array_without_news_of_leases_stays_on_purpose() {
+    let (_fake, driver, memory) = started();
+    let (library, owner) = (Library::open(&driver), Arc::new(()));
+    let address = memory.produce(100).unwrap();
     let (slab, segment) = published(&memory, &library, address, 100, Arc::clone(&owner));
     slab.retire();
     drop(segment);
     assert_eq!(Arc::strong_count(&owner), 2);
+    // The memory is another slab for the next array.
     let (next, _segment) = published(&memory, &library, address, 100, Arc::clone(&owner));
     assert!(!std::ptr::addr_eq(Arc::as_ptr(&next), Arc::as_ptr(&slab)));
 }
@@ -127,7 +133,7 @@ fn device_without_memory_is_an_error_at_once() {
 }
 
 #[test]
-fn memory_whose_work_is_captured_stays() {
+fn memory_whose_work_is_captured_stays_on_purpose() {
     let (fake, driver, memory) = started();
     let library = Library::open(&driver);
     let address = memory.produce(100).unwrap();
