@@ -138,6 +138,9 @@ message! {
         /// Copies that the client has not reported yet, as in `store.record_copies`: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,
+        /// Whether an earlier answer was lost: if the newest version of the name lies in this memory, the answer is that version.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        again: bool,
     }
 
     /// A slab to open.
@@ -193,6 +196,9 @@ message! {
         /// Copies that the client has not reported yet, as in `store.record_copies`: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,
+        /// Whether an earlier answer was lost: if the newest version of the name lies in this memory, the answer is that version.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        again: bool,
     }
 
     /// A name and a holder.

@@ -71,6 +71,8 @@ pub(super) struct PublishTerms {
     pub(super) expected: Option<p::Expected>,
     /// Copies to report.
     pub(super) copies: Vec<p::CopyParams>,
+    /// Whether an earlier attempt may have published it.
+    pub(super) again: bool,
 }
 
 impl Allocation {
@@ -180,11 +182,11 @@ impl Allocation {
     ) -> Result<Published> {
         match self {
             Self::Own(reserved) => {
-                let PublishTerms { holder, ticket, expected, copies } = terms;
+                let PublishTerms { holder, ticket, expected, copies, again } = terms;
                 let described = Spec::from(spec);
                 let fd = descriptor_of(&**segment)?;
                 let reservation = reserved.take_in(session, &p::ReserveParams { spec: described, holder })?;
-                let params = p::PublishParams { reservation, ticket, expected, copies };
+                let params = p::PublishParams { reservation, ticket, expected, copies, again };
                 // It waits behind other calls of the session, such as lookups that read spilled tensors.
                 Ok(session.call_long::<p::Publish>(&params, vec![fd])?.0)
             }
@@ -239,12 +241,12 @@ fn announce(
     own: OwnSlab,
     spec: &TensorSpec,
     segment: &Arc<dyn Segment>,
-    PublishTerms { holder, ticket, expected, copies }: PublishTerms,
+    PublishTerms { holder, ticket, expected, copies, again }: PublishTerms,
 ) -> Result<p::PublishSlabParams> {
     let freed = slabs.freed();
     let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, own, &**segment)?);
     freed.request(session, own.number, offset, segment)?;
-    Ok(p::PublishSlabParams { slab, offset, spec: Spec::from(spec), holder, ticket, expected, copies })
+    Ok(p::PublishSlabParams { slab, offset, spec: Spec::from(spec), holder, ticket, expected, copies, again })
 }
 
 /// Notes the answer to a request. Without one, the tensor may be published: the next session finds that out.
@@ -280,6 +282,8 @@ pub(super) struct FrozenTensor {
     place: Allocation,
     key: Option<Key>,
     expected: Expected,
+    /// Whether a request to publish it may have reached a daemon.
+    is_sent: bool,
 }
 
 impl FrozenTensor {
@@ -289,12 +293,13 @@ impl FrozenTensor {
         let UnpublishedTensor { spec, layout, segment, holder, expected, tag, .. } = tensor;
         let segment = segment.freeze()?;
         let place = tag.downcast().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
-        Ok(Self { spec, layout, segment, holder, place: *place, key, expected })
+        Ok(Self { spec, layout, segment, holder, place: *place, key, expected, is_sent: false })
     }
 
     pub(super) fn publish(&mut self, to: &Publisher<'_>) -> Result<Lease> {
         to.daemon.retry(|session| {
             let terms = self.terms(to)?;
+            self.is_sent = true;
             let published = self.place.publish(session, &to.daemon.slabs, &self.spec, &self.segment, terms)?;
             self.enter(to, session, &published)
         })
@@ -309,7 +314,7 @@ impl FrozenTensor {
     fn terms(&self, to: &Publisher<'_>) -> Result<PublishTerms> {
         let ticket = to.daemon.tickets.number(self.key)?;
         let (holder, expected) = (self.holder.name().to_owned(), p::Expected::of(self.expected));
-        Ok(PublishTerms { holder, ticket, expected, copies: to.copies.take() })
+        Ok(PublishTerms { holder, ticket, expected, copies: to.copies.take(), again: self.is_sent })
     }
 
     fn enter(&self, to: &Publisher<'_>, session: &Session, published: &Published) -> Result<Lease> {
@@ -326,12 +331,13 @@ pub(super) fn publish_each(to: &Publisher<'_>, results: Vec<(UnpublishedTensor, 
     let (session, slabs) = (to.daemon.connection.session(), &to.daemon.slabs);
     let (mut tensors, mut requests) = (Vec::new(), Vec::new());
     for (tensor, key) in results {
-        let tensor = FrozenTensor::new(tensor, key).and_then(|tensor| {
+        let tensor = FrozenTensor::new(tensor, key).and_then(|mut tensor| {
             let Allocation::Slab(own) = tensor.place else { return Ok((tensor, None)) };
             let terms = tensor.terms(to)?;
             // A session that ended has no number for the slab.
             let request = announce(&session, slabs, own, &tensor.spec, &tensor.segment, terms).ok();
             let sent = request.is_some().then_some(own);
+            tensor.is_sent = sent.is_some();
             requests.extend(request);
             Ok((tensor, sent))
         });

@@ -2,7 +2,7 @@
 
 use super::report::count_copies;
 use crate::dispatch::{Answer, Caller, NOTHING, Reply};
-use crate::state::segment::{Part, Slab, SlabFile, SlabOwner, inode, own_segment};
+use crate::state::segment::{Part, Slab, SlabFile, SlabOwner, inode, is_in, own_segment};
 use crate::state::session::{Granted, Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
     self as p, CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams,
@@ -11,7 +11,8 @@ use cotensor_client::protocol::{
 };
 use cotensor_core::{Error, ErrorKind, Result, Segment};
 use cotensor_memory::{BLOCK_BYTES_MAX, BlockLimits};
-use cotensor_store::{Holder, Lease, Publication, SegmentCharge, TensorStore};
+use cotensor_store::{Holder, Lease, Publication, SegmentCharge, TensorSpec, TensorStore};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// The most slabs of one session.
@@ -33,8 +34,28 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let segment = own_segment(fd, layout.size_bytes(), spec.device)?;
     let terms = terms_of(&caller, params.ticket, params.expected)?;
     count_copies(&caller.daemon, &params.copies)?;
+    if params.again
+        && let Some(lease) = published_before(&caller, &spec, &terms, &holder, segment.fd(), 0)
+    {
+        return Ok(caller.grant_published(lease, &holder, Some(own))?.into());
+    }
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, terms, &holder)?;
     Ok(caller.grant_published(lease, &holder, Some(own))?.into())
+}
+
+/// The newest version of the name if it lies in this memory, `offset` bytes from its start: the client repeats its publication, whose answer
+/// was lost with the session or the server.
+fn published_before(
+    caller: &Caller,
+    spec: &TensorSpec,
+    terms: &Publication,
+    holder: &Holder,
+    fd: Option<BorrowedFd<'_>>,
+    offset: usize,
+) -> Option<Lease> {
+    let (fd, layout) = (fd?, spec.layout().ok()?);
+    let newest = caller.daemon.store.get(&spec.name, holder).ok()?;
+    (newest.key() == terms.key && is_in(&newest, fd, offset, &layout)).then_some(newest)
 }
 
 fn terms_of(caller: &Caller, ticket: Option<u64>, expected: Option<p::Expected>) -> Result<Publication> {
@@ -156,6 +177,12 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
     let part = Arc::new(Part::new(slab, offset, layout.size_bytes(), &*caller.session)?);
     let terms = terms_of(&caller, params.ticket, params.expected)?;
+    if params.again
+        && let Some(lease) = published_before(&caller, &spec, &terms, &holder, part.fd(), offset)
+    {
+        count_copies(&caller.daemon, &params.copies)?;
+        return Ok(caller.grant_published(lease, &holder, own)?.into());
+    }
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
     let charge = store.grant_in(&share.charge(), &spec)?;

@@ -40,6 +40,7 @@ fn block_is_free_after_the_last_of_its_tensors() {
             ticket: None,
             expected,
             copies: Vec::new(),
+            again: false,
         };
         raw.call::<p::PublishSlab>(&params, Vec::new(), None).map(|(published, _)| published.id)
     };

@@ -214,8 +214,13 @@ fn raw_client(socket: &Path) -> (cotensor_client::Connection, p::HelloResult) {
 fn publish(client: &cotensor_client::Connection, device: Device, fd: OwnedFd) -> cotensor_core::Result<p::Published> {
     let params = p::ReserveParams { spec: p::Spec::from(&spec("x", 100).on(device)), holder: String::new() };
     let (reserved, _) = client.call::<p::Reserve>(&params, Vec::new(), None)?;
-    let params =
-        p::PublishParams { reservation: reserved.reservation, ticket: None, expected: None, copies: Vec::new() };
+    let params = p::PublishParams {
+        reservation: reserved.reservation,
+        ticket: None,
+        expected: None,
+        copies: Vec::new(),
+        again: false,
+    };
     Ok(client.call::<p::Publish>(&params, vec![fd], None)?.0)
 }
 

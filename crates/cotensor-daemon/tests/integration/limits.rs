@@ -100,7 +100,8 @@ fn slab_with_leases_of_its_session_is_not_closed() {
     let slab = open().unwrap().0.slab;
     let spec = p::Spec::from(&spec("x", BYTES));
     let (holder, copies) = (String::new(), Vec::new());
-    let params = p::PublishSlabParams { slab, offset: 0, spec, holder, ticket: None, expected: None, copies };
+    let params =
+        p::PublishSlabParams { slab, offset: 0, spec, holder, ticket: None, expected: None, copies, again: false };
     let id = raw.call::<p::PublishSlab>(&params, Vec::new(), None).unwrap().0.id;
     let close = || raw.call::<p::CloseSlab>(&p::CloseSlabParams { slab }, Vec::new(), None).map(drop);
     let refused = close().unwrap_err();

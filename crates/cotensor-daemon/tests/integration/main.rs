@@ -31,6 +31,7 @@ mod models;
 mod namespaces;
 mod protocol;
 mod reconnection;
+mod repeated_publications;
 mod requests;
 mod resident;
 mod sandbox;

@@ -11,7 +11,7 @@ mod upload;
 
 pub(crate) use file::{file_bytes, file_of, known_segment, own_segment};
 pub(crate) use part::Part;
-pub(crate) use read::{Inode, inode};
+pub(crate) use read::{Inode, inode, is_in};
 pub(crate) use sealed::Sealed;
 pub(crate) use slab::{Slab, SlabOwner};
 pub(crate) use slabs::{SlabFile, Slabs};

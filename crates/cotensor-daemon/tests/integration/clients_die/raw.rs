@@ -166,7 +166,7 @@ fn publishing(socket: &Path, send: impl FnOnce(&Raw, &Frame)) -> Raw {
     let mut raw = Raw::after_hello(socket);
     let reservation = raw.call::<p::Reserve>(&reserve(), Vec::new()).reservation;
     let frame = frame::<p::Publish>(
-        &p::PublishParams { reservation, ticket: None, expected: None, copies: Vec::new() },
+        &p::PublishParams { reservation, ticket: None, expected: None, copies: Vec::new(), again: false },
         vec![sealed()],
     );
     send(&raw, &frame);
