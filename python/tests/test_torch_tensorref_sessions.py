@@ -244,6 +244,44 @@ def test_tensors_are_swapped_with_their_places(strategy):
         torch.utils.swap_tensors(first, third)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_weight_that_is_swapped_keeps_memory_of_the_host(strategy, order):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy):
+        weight, values = model[0].weight, torch.ones(model[0].weight.shape, device="simulated")
+        other = torch.nn.Parameter(values * 0.5)
+        other.label, other.grad, before = "other", values * 2, weight.detach().clone()
+        optimizer = torch.optim.Adam([weight], fused=True)
+        held = weakref.ref(other)
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(*[weight, other][::order])
+        assert torch.equal(weight, before) and held() is other
+        del held
+        model(torch.ones(1, weight.shape[1], device="simulated"))
+        torch.utils.swap_tensors(*[weight, other][::order])
+        assert (weight.device.type, other.device.type) == ("simulated", "simulated")
+        assert weight.label == "other" and not hasattr(other, "label") and other.grad is None
+        torch.testing.assert_close(other.detach(), before)
+        torch.testing.assert_close(weight.grad, values * 2, check_device=False)
+        optimizer.step()
+        model(torch.ones(1, weight.shape[1], device="simulated")).sum().backward()
+        optimizer.step()
+        assert (weight != 0.5).all()
+    assert weight.is_cpu
+
+
+def test_parameters_that_a_model_was_given_stay_where_they_are(strategy):
+    model = mlp(1)
+    given = {name: tensor * 2 for name, tensor in model.state_dict().items()}
+    with offload(model, "simulated", strategy=strategy):
+        model.load_state_dict(given, assign=True)
+        model.to("simulated")
+        assert model[0].weight.device.type == "simulated"
+        with torch.no_grad():
+            model[0].weight.zero_()
+    assert model[0].weight.data_ptr() == given["0.weight"].data_ptr() and not given["0.weight"].any()
+
+
 def test_sessions_end_in_any_order(strategy):
     first, second = mlp(2), torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
     expected = copy.deepcopy(second)(torch.ones(1, 256)).sum()
@@ -323,6 +361,8 @@ def test_sessions_that_have_ended_are_not_known():
     assert all(len(known._keys) > count for known, count in zip((TENSORS, MEMORY), before))
     for model in models:
         disable(model)
+    copies = [weakref.ref(model[0].weight) for model in models]
     del model, models, results
     gc.collect()
+    assert [copy() for copy in copies] == [None] * 3
     assert [len(known._keys) for known in (TENSORS, MEMORY)] == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Collection, Dict, Iterable, Optional, Set
+from typing import Any, Collection, Dict, Optional, Set
 
 
 class Holder:
@@ -13,10 +13,8 @@ class Holder:
     def __init__(self) -> None:
         #: Stands for it in :class:`Known`, which must not keep it.
         self.key = object()
-
-    def registers(self, known: "Known", numbers: Collection[int]) -> None:
-        """It adds ``numbers`` to ``known``: when it ends, those that it has by then end with it."""
-        weakref.finalize(self, known.discard_all, numbers, self.key).atexit = False
+        for known in (TENSORS, MEMORY):
+            weakref.finalize(self, known.discard_all, self.key).atexit = False
 
 
 class Known:
@@ -26,25 +24,34 @@ class Known:
         # A weak reference may end, and call, while this thread has the lock.
         self._lock = threading.RLock()
         self._keys: Dict[int, Set[object]] = {}
+        #: The numbers that each holder knows.
+        self._numbers: Dict[object, Set[int]] = {}
 
     def add(self, number: int, key: object) -> None:
         """A holder knows a number."""
         with self._lock:
             self._keys.setdefault(number, set()).add(key)
+            self._numbers.setdefault(key, set()).add(number)
 
     def discard(self, number: int, key: object) -> None:
         """A holder does not know a number any more."""
         with self._lock:
-            keys = self._keys.get(number)
-            if keys is not None:
-                keys.discard(key)
-                if not keys:
-                    del self._keys[number]
+            self._discard(self._keys, number, key)
+            self._discard(self._numbers, key, number)
 
-    def discard_all(self, numbers: Iterable[int], key: object) -> None:
-        """A holder does not know some numbers any more."""
-        for number in list(numbers):
-            self.discard(number, key)
+    def discard_all(self, key: object) -> None:
+        """A holder does not know any number any more."""
+        with self._lock:
+            for number in self._numbers.pop(key, ()):
+                self._discard(self._keys, number, key)
+
+    @staticmethod
+    def _discard(sets: Dict[Any, Set[Any]], at: object, value: object) -> None:
+        values = sets.get(at)
+        if values is not None:
+            values.discard(value)
+            if not values:
+                del sets[at]
 
     def keys(self, number: Optional[int]) -> Collection[object]:
         """The holders that know a number."""

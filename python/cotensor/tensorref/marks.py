@@ -17,7 +17,6 @@ class Marks(Holder):
     def __init__(self) -> None:
         super().__init__()
         self._marked: Dict[int, "weakref.ref[torch.Tensor]"] = {}
-        self.registers(TENSORS, self._marked)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         found = self._marked.get(id(tensor))
@@ -34,7 +33,7 @@ class Marks(Holder):
 
     def clear(self) -> None:
         """Forgets all tensors."""
-        TENSORS.discard_all(self._marked, self.key)
+        TENSORS.discard_all(self.key)
         self._marked.clear()
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -119,11 +119,13 @@ def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
 
 def _apply_to_module(module: Any, apply: Any, *args: Any, **kwargs: Any) -> Any:
     """A module that ran inside of the block, such as a copy of a model, is on the device for the program: ``to`` keeps its
-    buffers as it keeps parameters. A backward pass may wait for them."""
+    buffers as it keeps parameters. A backward pass may wait for them. So is what the program has assigned to a model."""
     sessions = threads.entered()
     if sessions:
         with torch._C.DisableTorchFunction():
             for session in sessions:
+                if any([module is model for model in session.tensors.models]):
+                    session.tensors.add_models()
                 session.tensors.add_read(module._buffers.values())
     return apply(module, *args, **kwargs)
 
@@ -149,12 +151,39 @@ def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> N
     sessions = threads.entered()
     shown = [session.tensors.forget_places(first, second) for session in sessions]
     try:
-        swap(first, second)
+        weight, other = (first, second) if _is_on_host(first, second) else (second, first)
+        if _is_on_host(weight, other):
+            _swap_on_host(swap, weight, other)
+            shown = [[True, True] for _ in sessions]
+        else:
+            swap(first, second)
         first, second = second, first
     finally:
         for session, (was_first, was_second) in zip(sessions, shown):
             session.tensors.show(first, was_first)
             session.tensors.show(second, was_second)
+
+
+def _is_on_host(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter that a session manages, and another one lies on the device."""
+    with torch._C.DisableTorchFunction():
+        if not (isinstance(tensor, torch.nn.Parameter) and tensor.is_cpu) or other.is_cpu:
+            return False
+        return any([id(tensor) in session.tensors.weights.owners for session in threads.entered()])
+
+
+def _swap_on_host(swap: Any, weight: Any, other: torch.Tensor) -> None:
+    """A weight gets memory of the host, also from a tensor of the device: optimizers have their state there."""
+    with torch._C.DisableTorchFunction():
+        moved = torch.nn.Parameter(to_host(other.detach()), other.requires_grad)
+        moved.grad = to_host(other.grad)
+    vars(moved).update(vars(other))
+    swap(weight, moved)
+    try:
+        swap(other, moved)
+    except BaseException:
+        swap(weight, moved)
+        raise
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -178,9 +178,6 @@ class Weights(Holder):
         self.empty: Dict[int, torch.UntypedStorage] = {}
         #: By storage; most storages are one weight.
         self.by_storage: Dict[int, List[Weight]] = {}
-        self.registers(TENSORS, self.owners)
-        self.registers(MEMORY, self.empty)
-        self.registers(MEMORY, self.by_storage)
 
     def add(self, name: str, tensor: torch.Tensor) -> Optional[Weight]:
         """Manages a tensor on the host. Returns its weight if it is a new one."""
