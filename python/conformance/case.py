@@ -28,7 +28,7 @@ class Case:
     #: Where it runs; by default, in those of the run.
     places: Optional[List[Place]] = None
     #: Called with the variant and the place before each program.
-    progress: Callable[[Tuple[str, str]], None] = field(default=lambda _: None)
+    progress: Callable[[str, str], None] = field(default=lambda variant, place: None)
 
     def run(self, places: List[Place]) -> Optional[Dict[str, List[Tuple[str, str]]]]:
         """What differs from the reference in each place, by variant. None: the reference's results differ between two runs."""
@@ -62,7 +62,7 @@ class Case:
         return differing
 
     def _outcome(self, name: str, place: Place) -> Outcome:
-        self.progress((name, str(place)))
+        self.progress(name, str(place))
         variant = self.variants[name]
 
         def program(outcome: Outcome) -> Any:

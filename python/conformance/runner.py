@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import time
@@ -78,6 +80,33 @@ def database(name: str) -> Any:
     return importlib.import_module(f".{name}", __package__)
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """What a process does: the number of cases that it has begun, and the program that it runs."""
+
+    count: int
+    case: str = "samples"
+    variant: str = ""
+    place: str = ""
+
+
+class _SharedText:
+    """Bytes that a process writes and that another one reads after its end. Messages would wake the reader for each program."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def write(self, text: bytes) -> None:
+        """Replaces the bytes."""
+        self._memory[:4] = bytes(4)
+        self._memory[4 : 4 + len(text)] = text
+        self._memory[:4] = len(text).to_bytes(4, "little")
+
+    def read(self) -> bytes:
+        """The bytes; empty while they are written."""
+        return self._memory[4 : 4 + int.from_bytes(self._memory[:4], "little")]
+
+
 class Run:
     """Runs tasks in ``jobs`` processes at a time. A case of more than ``case_seconds`` is a failure."""
 
@@ -100,48 +129,47 @@ class Run:
             for connection in wait(list(running), timeout=1.0):
                 child = running[connection]  # type: ignore[index]
                 message = child.receive()
-                if message is None:
-                    del running[child.connection]
-                    if child.case is not None:
-                        yield self._failed(child, child.end())
-                        # The samples themselves may end the process.
-                        if child.count > child.first:
-                            child = _Child(child.task, self._cases, child.count)
-                            running[child.connection] = child
-                elif isinstance(message, Result):
+                if message is not None:
                     yield message
+                    continue
+                del running[child.connection]
+                if not child.has_ended:
+                    progress = child.progress()
+                    yield self._failed(child, progress, child.end())
+                    # The samples themselves may end the process.
+                    if progress.count > child.first:
+                        child = _Child(child.task, self._cases, progress.count)
+                        running[child.connection] = child
             for child in running.values():
-                if time.monotonic() - child.heard_at > self.case_seconds:
+                if child.silent_seconds() > self.case_seconds:
                     child.is_late = True
                     child.process.kill()
 
-    def _failed(self, child: "_Child", end: str) -> Result:
+    def _failed(self, child: "_Child", progress: "_Progress", end: str) -> Result:
         """The result of a case that ended its process; the places after that one did not run."""
-        place = child.place or str(self.places[0])
-        return Result(child.task, child.case or "", {place: [(child.variant, end)]})
+        place = progress.place or str(self.places[0])
+        return Result(child.task, progress.case, {place: [(progress.variant, end)]})
 
-    def _cases(self, task: Task, first: int, send: Callable[[Any], None]) -> None:
+    def _cases(self, task: Task, first: int, progress: Callable[[_Progress], None], send: Callable[[Result], None]) -> None:
         for number, case in list(enumerate(self.selection.cases(task)))[first:]:
-            send((number + 1, case.label))
-            case.progress = send
+            case.progress = lambda variant, place, at=number + 1, label=case.label: progress(_Progress(at, label, variant, place))
             places = self.selection.places(task, case, self.places, number) if case.places is None else case.places
             started = time.monotonic()
             differing = case.run(places)
             send(Result(task, case.label, differing, time.monotonic() - started))
+            progress(_Progress(number + 1))
 
 
 class _Child:
     """A process that runs the cases of a task, from the number ``first`` on."""
 
-    def __init__(self, task: Task, run: Callable[[Task, int, Callable[[Any], None]], None], first: int) -> None:
+    def __init__(self, task: Task, run: Callable[..., None], first: int) -> None:
         self.task = task
-        #: The case, variant and place that it runs.
-        self.case: Optional[str] = "samples"
-        self.variant = self.place = ""
-        #: Cases that it has begun.
-        self.first = self.count = first
-        self.is_late = False
-        self.heard_at = time.monotonic()
+        #: Cases that the processes before have begun.
+        self.first = first
+        self.is_late = self.has_ended = False
+        self._progress = _SharedText()
+        self._seen, self._heard_at = b"", time.monotonic()
         self._errors = tempfile.TemporaryFile()
         self.connection, other = _FORK.Pipe(duplex=False)
         self.process = _FORK.Process(target=self._main, args=(run, first, other))
@@ -150,29 +178,32 @@ class _Child:
 
     def _main(self, run: Any, first: int, connection: Connection) -> None:
         os.dup2(self._errors.fileno(), 2)
-        run(self.task, first, connection.send)
+        run(self.task, first, lambda progress: self._progress.write(pickle.dumps(progress)), connection.send)
         connection.send(None)
         # Without destructors: all results are sent.
         os._exit(0)
 
-    def receive(self) -> Any:
-        """The next message; None at the end."""
-        self.heard_at = time.monotonic()
+    def receive(self) -> Optional[Result]:
+        """The next result; None at the end."""
         try:
             message = self.connection.recv()
         except EOFError:
             return None
-        if message is None:
-            self.case = None
-        elif isinstance(message, Result):
-            self.case = "samples"
-        elif len(message) == 2 and isinstance(message[0], int):
-            self.count, self.case = message
-            self.variant = self.place = ""
-        else:
-            self.variant, self.place = message
-        return message
+        self.has_ended = message is None
+        return message  # type: ignore[no-any-return]
 
+    def progress(self) -> "_Progress":
+        """What it did at last. It has ended."""
+        self.process.join()
+        text = self._progress.read()
+        return pickle.loads(text) if text else _Progress(self.first)
+
+    def silent_seconds(self) -> float:
+        """How long it has been at the same program."""
+        text = self._progress.read()
+        if text != self._seen:
+            self._seen, self._heard_at = text, time.monotonic()
+        return time.monotonic() - self._heard_at
     def end(self) -> str:
         """How the process ended before its cases did."""
         self.process.join()

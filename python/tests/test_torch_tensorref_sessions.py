@@ -261,6 +261,7 @@ def test_weight_that_is_swapped_keeps_memory_of_the_host(strategy, order):
         torch.utils.swap_tensors(*[weight, other][::order])
         assert (weight.device.type, other.device.type) == ("simulated", "simulated")
         assert weight.label == "other" and not hasattr(other, "label") and other.grad is None
+        assert set(vars(weight)) == {"label"} and copy.deepcopy(model)[0].weight.shape == weight.shape
         torch.testing.assert_close(other.detach(), before)
         torch.testing.assert_close(weight.grad, values * 2, check_device=False)
         optimizer.step()

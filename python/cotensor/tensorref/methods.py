@@ -177,7 +177,9 @@ def _swap_on_host(swap: Any, weight: Any, other: torch.Tensor) -> None:
     with torch._C.DisableTorchFunction():
         moved = torch.nn.Parameter(to_host(other.detach()), other.requires_grad)
         moved.grad = to_host(other.grad)
-    vars(moved).update(vars(other))
+        # Not those of the class, such as the elements of a simulated tensor.
+        own = {"_is_param", *vars(other.detach())}
+    vars(moved).update({name: value for name, value in vars(other).items() if name not in own})
     swap(weight, moved)
     try:
         swap(other, moved)
