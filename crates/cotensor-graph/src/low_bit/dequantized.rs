@@ -130,7 +130,8 @@ fn as_codes(tensor: TensorProto, bits: i64) -> Option<TensorProto> {
         (DataType::INT4 | DataType::UINT4, 4) | (DataType::UINT8, 8) => Some(tensor),
         (DataType::UINT8, 4) => {
             let mut dims = tensor.dims.clone();
-            *dims.last_mut()? *= 2;
+            let columns = dims.last_mut()?;
+            *columns = columns.checked_mul(2)?;
             Some(TensorProto { dims, data_type: Some(DataType::UINT4), ..tensor })
         }
         _ => None,
@@ -278,5 +279,21 @@ impl Factor {
     /// codes without a zero point is not known.
     pub(super) fn fits(&self, is_signed: bool) -> bool {
         is_signed || self.zero.as_ref().is_some_and(|zero| zero.data_type == Some(DataType::UINT8))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_two_codes_have_twice_as_many_columns() {
+        let codes = |columns| {
+            let stored =
+                TensorProto { dims: vec![0, columns], data_type: Some(DataType::UINT8), ..TensorProto::default() };
+            as_codes(stored, 4).map(|codes| codes.dims)
+        };
+        assert_eq!(codes(3), Some(vec![0, 6]));
+        assert_eq!(codes(1 << 62), None);
     }
 }
