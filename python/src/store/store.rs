@@ -278,7 +278,8 @@ impl Store {
         if let Some(lease) = source.publish_in_place(py, client.as_deref(), &spec, &holder)? {
             return Ok(Tensor::new(lease, store));
         }
-        let reserve = |spec| if sealed { store.reserve(spec, &holder) } else { store.reserve_to_fill(spec, &holder) };
+        let reserve =
+            |spec| if sealed { store.reserve_sealed(spec, &holder) } else { store.reserve_to_fill(spec, &holder) };
         let mut reservation = py.detach(|| after_releases(spec, reserve)).or_raise(py)?;
         source.fill(py, &mut reservation)?;
         drop(source);

@@ -83,6 +83,8 @@ impl ClientStore {
     /// the machine has too little memory; `Io` without a daemon.
     pub fn channel(self: &Arc<Self>, spec: ChannelSpec) -> Result<Channel> {
         let size = spec.size()?;
+        // Before its memory is made, which can be most of the machine's.
+        self.reconnector().retry(|session| session.call_long::<p::CheckChannel>(&spec.params(), Vec::new()))?;
         let writer = ChannelWriter::create(size)?;
         let channel = Channel(Arc::new(Opened { spec, writer, store: Arc::clone(self), refusal: Mutex::default() }));
         // First: another thread may reconnect as soon as the channel is open.

@@ -128,6 +128,8 @@ methods! { METHODS:
     /// Lists the tasks of all providers. The daemon queries each provider.
     ListAllTasks "function.tasks": AllTasksParams => AllTasks;
 
+    /// Checks that a channel can be opened, before its producer makes the memory.
+    CheckChannel "channel.check": OpenChannelParams => Empty;
     /// Opens a channel for readers until this connection ends. Descriptor 0 of the request is the memory of its frames, descriptor 1 the
     /// ring, and the others are the pages of its readers.
     OpenChannel "channel.open": OpenChannelParams => Empty;

@@ -298,6 +298,24 @@ impl ClientStore {
             .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
     }
 
+    /// Ends a claim in the session that its ticket belongs to. One of an earlier session has ended with that.
+    fn end_claim(&self, key: Key, notify: impl FnOnce(&Session, u64)) {
+        let Some((generation, ticket)) = self.daemon.tickets.take(key) else { return };
+        let mut session = self.session();
+        if session.generation < generation {
+            // The next session is about to take its place.
+            let next = |session: &Arc<Session>| {
+                let is_next = session.generation >= generation;
+                if is_next { Ok(Arc::clone(session)) } else { Err(session.replaced()) }
+            };
+            let Ok(found) = self.daemon.retry(next) else { return };
+            session = found;
+        }
+        if session.generation == generation {
+            notify(&session, ticket);
+        }
+    }
+
     /// The claim in the daemon's answer.
     fn claimed(
         &self,
@@ -353,16 +371,12 @@ impl StoreBackend for ClientStore {
     }
 
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
-        if let Some(ticket) = self.daemon.tickets.take(key) {
-            let results = results.iter().map(|lease| lease.id().into()).collect();
-            self.session().notify::<p::Finish>(&p::FinishParams { ticket, results });
-        }
+        let results = results.iter().map(|lease| lease.id().into()).collect::<Vec<_>>();
+        self.end_claim(key, |session, ticket| session.notify::<p::Finish>(&p::FinishParams { ticket, results }));
     }
 
     fn abandon_computation(&self, key: Key) {
-        if let Some(ticket) = self.daemon.tickets.take(key) {
-            self.session().notify::<p::Abandon>(&p::TicketParams { ticket });
-        }
+        self.end_claim(key, |session, ticket| session.notify::<p::Abandon>(&p::TicketParams { ticket }));
     }
 }
 

@@ -11,6 +11,7 @@ use cotensor_memory::{BlockLimits, Blocks, GiveBack, Slab, Unused};
 use rustix::param::page_size;
 use std::os::fd::OwnedFd;
 use std::ptr::addr_eq;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,6 +20,8 @@ use std::time::Instant;
 const SLAB_BYTES_MIN: usize = 8 << 10;
 /// The most bytes of a slab, unless one tensor needs more.
 const SLAB_BYTES_MAX: usize = 4 << 20;
+/// The bytes of all slabs of host memory up to which empty ones stay: so a client with few small tensors has no thread that looks for them.
+const STAYING_BYTES: usize = 4 << 20;
 
 /// The slabs of this client, for small tensors, and its blocks, for one larger tensor each. Those of host memory outlive the daemon: the
 /// client opens them again in the next session. A slab on a device gets no further tensors in the next session, because no number of a file
@@ -27,8 +30,10 @@ const SLAB_BYTES_MAX: usize = 4 << 20;
 pub(super) struct Slabs {
     slabs: Mutex<OpenSlabs>,
     freed: FreedRanges,
-    /// The thread that gives idle blocks, and idle slabs on devices, back.
+    /// The thread that gives idle blocks and idle slabs back.
     pub(super) gives_back: GiveBack,
+    /// Whether slabs of host memory have more than [`STAYING_BYTES`].
+    has_many_on_host: AtomicBool,
     /// What makes the next block of a series.
     pub(super) next_block: NextBlock,
 }
@@ -128,7 +133,13 @@ impl Slabs {
         let own = slab.place();
         slabs.open.push(slab);
         self.freed.opened(session.generation, number, opened.slab, &opened.live);
+        self.has_many_on_host.store(slabs.host_bytes() > STAYING_BYTES, Ordering::Relaxed);
         Ok(own)
+    }
+
+    /// Whether idle slabs on `device` are given back.
+    pub(super) fn gives_back_on(&self, device: Device) -> bool {
+        !device.is_host() || self.has_many_on_host.load(Ordering::Relaxed)
     }
 
     /// A range of `len` bytes in a free block. None without one. The bytes have values of earlier tensors.
@@ -185,12 +196,16 @@ impl Slabs {
         Ok(())
     }
 
-    /// Gives memory back that was not used for some seconds: blocks, and slabs on devices. False when none is left that is given back later.
+    /// Gives memory back that was not used for some seconds: blocks and slabs. False when none is left that is given back later.
     pub(super) fn give_back(&self, session: &Session) -> bool {
         let mut slabs = lock(&self.slabs);
         let blocks = slabs.blocks.take_idle(Instant::now());
-        let idle = slabs.take_unused(|slab| std::mem::replace(&mut slab.was_unused, true));
-        let is_left = slabs.blocks.has_transient() || slabs.open.iter().any(|slab| !slab.memory.device().is_host());
+        let mut idle = slabs.take_unused(|slab| std::mem::replace(&mut slab.was_unused, true));
+        idle.extend(slabs.take_unused_on_host());
+        let has_many_on_host = slabs.host_bytes() > STAYING_BYTES;
+        self.has_many_on_host.store(has_many_on_host, Ordering::Relaxed);
+        let has_others = slabs.open.iter().any(|slab| !slab.memory.device().is_host());
+        let is_left = slabs.blocks.has_transient() || has_others || has_many_on_host;
         if !is_left {
             // Under the lock: the next block starts another thread.
             self.gives_back.end();
@@ -323,7 +338,25 @@ impl OpenSlabs {
         on_devices.map(retire).collect()
     }
 
-    /// Takes out slabs on devices that have no tensor and for which `is_idle` is true. Slabs of host memory are small and stay.
+    /// The bytes of all slabs of host memory.
+    fn host_bytes(&self) -> usize {
+        let on_host = self.open.iter().filter(|slab| slab.memory.device().is_host());
+        on_host.map(|slab| slab.memory.size_bytes()).sum()
+    }
+
+    /// Takes out slabs of host memory that had no tensor in the round before, the oldest first, until the others have [`STAYING_BYTES`].
+    fn take_unused_on_host(&mut self) -> Vec<(u64, Arc<dyn SlabMemory>)> {
+        let mut bytes = self.host_bytes();
+        let is_over = |slab: &mut OpenSlab| {
+            let is_unused = slab.memory.device().is_host() && slab.memory.is_unused();
+            let is_over = is_unused && std::mem::replace(&mut slab.was_unused, true) && bytes > STAYING_BYTES;
+            bytes -= if is_over { slab.memory.size_bytes() } else { 0 };
+            is_over
+        };
+        self.open.extract_if(.., is_over).map(|slab| (slab.number, slab.memory)).collect()
+    }
+
+    /// Takes out slabs on devices that have no tensor and for which `is_idle` is true.
     fn take_unused(&mut self, mut is_idle: impl FnMut(&mut OpenSlab) -> bool) -> Vec<(u64, Arc<dyn SlabMemory>)> {
         let is_over = |slab: &mut OpenSlab| !slab.memory.device().is_host() && slab.memory.is_unused() && is_idle(slab);
         self.open.extract_if(.., is_over).map(|slab| (slab.number, slab.memory)).collect()

@@ -16,7 +16,7 @@ const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Which memory a new tensor gets.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Wanted {
     /// A range of a slab for a small tensor, else memory of its own.
     Any {
@@ -25,6 +25,8 @@ enum Wanted {
     },
     /// A block, unless the client has enough of them or none fits; then as to fill.
     Block,
+    /// On the host, sealed memory of its own, also for a small tensor: this process could write a slab.
+    Sealed,
     /// Memory of its own also for a small tensor: a slab stays writable through an address that the caller keeps.
     Aliased,
 }
@@ -35,6 +37,7 @@ impl ClientStore {
         let len = layout.size_bytes();
         spec.check_names()?;
         self.refuse(&spec, len)?;
+        let wanted = if spec.kind == Kind::Weight && wanted != Wanted::Aliased { Wanted::Sealed } else { wanted };
         let (allocation, segment) = self.allocate(&reserve_params(&spec, holder.name()), len, wanted)?;
         self.unpublished(spec, layout, segment, holder, allocation)
     }
@@ -85,7 +88,8 @@ impl ClientStore {
         wanted: Wanted,
     ) -> Result<(Allocation, Box<dyn SegmentMut>)> {
         let daemon = &self.daemon;
-        let is_for_slab = self.is_for_slab(params.spec.device, len);
+        let is_sealed = wanted == Wanted::Sealed && params.spec.device.is_host();
+        let is_for_slab = !is_sealed && self.is_for_slab(params.spec.device, len);
         match wanted {
             Wanted::Block => {
                 let fits = !is_for_slab && len <= self.block_bytes_max;
@@ -95,19 +99,20 @@ impl ClientStore {
                 self.give_back_later();
                 Ok(block)
             }
-            Wanted::Any { to_fill } if is_for_slab => {
+            Wanted::Any { .. } | Wanted::Sealed if is_for_slab => {
+                let to_fill = wanted == Wanted::Any { to_fill: true };
                 let found = Allocation::in_slab(daemon, params, len, to_fill)?;
-                if !params.spec.device.is_host() {
+                if daemon.slabs.gives_back_on(params.spec.device) {
                     self.give_back_later();
                 }
                 Ok(found)
             }
-            Wanted::Any { .. } => Allocation::reserved(daemon, params, |memory| memory.reserve(len)),
+            Wanted::Any { .. } | Wanted::Sealed => Allocation::reserved(daemon, params, |memory| memory.reserve(len)),
             Wanted::Aliased => Allocation::reserved(daemon, params, |memory| memory.reserve_aliased(len)),
         }
     }
 
-    /// Gives blocks, and slabs on devices, back that are not used for some seconds, until none is left.
+    /// Gives blocks and slabs back that are not used for some seconds, until few are left.
     pub(super) fn give_back_later(&self) {
         let store = self.me.clone();
         self.daemon.slabs.gives_back.start(GIVE_BACK_INTERVAL, move || {
@@ -186,8 +191,12 @@ impl TensorStore for ClientStore {
     }
 
     fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        let may_be_written = spec.device.is_host() && spec.kind != Kind::Weight;
-        self.reserve_in(spec, holder, if may_be_written { Wanted::Block } else { Wanted::Any { to_fill: true } })
+        let wanted = if spec.device.is_host() { Wanted::Block } else { Wanted::Any { to_fill: true } };
+        self.reserve_in(spec, holder, wanted)
+    }
+
+    fn reserve_sealed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_in(spec, holder, Wanted::Sealed)
     }
 
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {

@@ -47,14 +47,18 @@ impl Tickets {
         lock(&self.0).numbers.get(&key).copied().ok_or_else(missing)
     }
 
-    pub(super) fn take(&self, key: Key) -> Option<u64> {
-        lock(&self.0).numbers.remove(&key).flatten()
+    /// Removes the claim of `key`. Returns its ticket with the generation of the session that it belongs to.
+    pub(super) fn take(&self, key: Key) -> Option<(u64, u64)> {
+        let mut state = lock(&self.0);
+        let number = state.numbers.remove(&key).flatten()?;
+        Some((state.generation, number))
     }
 
-    /// Starts the session of `generation`, and returns the claims to renew in it.
+    /// Starts the session of `generation`, and returns the claims to renew in it. The former tickets are void.
     pub(super) fn begin(&self, generation: u64) -> Vec<Key> {
         let mut state = lock(&self.0);
         state.generation = generation;
+        state.numbers.values_mut().for_each(|number| *number = None);
         state.numbers.keys().copied().collect()
     }
 
@@ -70,5 +74,25 @@ impl Tickets {
             }
         }
         ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::ContentHash;
+
+    #[test]
+    fn ticket_belongs_to_one_session() {
+        let (tickets, [first, second]) = (Tickets::default(), [1, 2].map(|byte| Key(ContentHash::of(&[byte]))));
+        lock(&tickets.0).numbers.extend([(first, Some(1)), (second, Some(2))]);
+        assert_eq!(tickets.take(first), Some((0, 1)));
+        let claimed = tickets.begin(5);
+        assert_eq!(claimed, [second]);
+        assert_eq!(tickets.take(second), None, "the former session's number is another claim's in the next one");
+        assert_eq!(tickets.renew(&claimed, &[Some(1)]), [1], "to be abandoned");
+        lock(&tickets.0).numbers.insert(first, None);
+        assert!(tickets.renew(&[first], &[Some(3)]).is_empty());
+        assert_eq!(tickets.take(first), Some((5, 3)));
     }
 }

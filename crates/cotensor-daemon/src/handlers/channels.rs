@@ -9,11 +9,22 @@ fn check_socket(caller: &Caller) -> cotensor_core::Result<()> {
     caller.outbox().map(drop).ok_or_else(|| Error::unsupported("channels are used over the Unix socket"))
 }
 
-pub(super) async fn open(mut caller: Caller, params: OpenChannelParams) -> Answer<Empty> {
-    check_socket(&caller)?;
+fn check_writable(caller: &Caller) -> cotensor_core::Result<()> {
+    check_socket(caller)?;
     if caller.daemon.config.small_bytes_max == 0 {
         return Err(Error::new(ErrorKind::Refused, "this daemon takes no memory that its producer can write again"));
     }
+    Ok(())
+}
+
+pub(super) async fn check(caller: Caller, params: OpenChannelParams) -> Answer<Empty> {
+    check_writable(&caller)?;
+    caller.daemon.channels.check(&caller.daemon.store, &caller.session, &params)?;
+    Ok(NOTHING.into())
+}
+
+pub(super) async fn open(mut caller: Caller, params: OpenChannelParams) -> Answer<Empty> {
+    check_writable(&caller)?;
     let (memory, ring) = (caller.fd()?, caller.fd()?);
     let pages = (0..params.readers).map(|_| caller.fd()).collect::<Result<_, _>>()?;
     let files = ChannelFiles { memory, ring, pages };

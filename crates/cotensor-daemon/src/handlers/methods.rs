@@ -39,6 +39,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::DiscardBlobs, _>(blobs::discard)
         .add::<p::GetNote, _>(notes::get)
         .add::<p::PutNote, _>(notes::put)
+        .add::<p::CheckChannel, _>(channels::check)
         .add::<p::OpenChannel, _>(channels::open)
         .add::<p::CloseChannel, _>(channels::close)
         .add::<p::JoinChannel, _>(channels::join)

@@ -39,6 +39,7 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     {
         return Ok(caller.grant_published(lease, &holder, Some(own))?.into());
     }
+    caller.session.end_mark().check()?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, terms, &holder)?;
     Ok(caller.grant_published(lease, &holder, Some(own))?.into())
 }
@@ -53,8 +54,10 @@ fn published_before(
     fd: Option<BorrowedFd<'_>>,
     offset: usize,
 ) -> Option<Lease> {
-    let (fd, layout) = (fd?, spec.layout().ok()?);
-    let newest = caller.daemon.store.get(&spec.name, holder).ok()?;
+    let (fd, layout) = (fd.filter(|_| spec.device.is_host())?, spec.layout().ok()?);
+    // Without a spilled version, which lies in no memory of a client.
+    let version = caller.daemon.store.newest(&spec.name)?.version;
+    let newest = caller.daemon.store.lease_version(&spec.name, version, holder).ok()?;
     (newest.key() == terms.key && is_in(&newest, fd, offset, &layout)).then_some(newest)
 }
 
@@ -187,6 +190,8 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     store.check_shared(&spec)?;
     let charge = store.grant_in(&share.charge(), &spec)?;
     count_copies(&caller.daemon, &params.copies)?;
+    // Memory may have been spilled meanwhile, and the client's next session has repeated the call.
+    caller.session.end_mark().check()?;
     let lease = store.adopt(spec, layout, Arc::clone(&part) as Arc<dyn Segment>, charge, terms, &holder)?;
     part.published();
     Ok(caller.grant_published(lease, &holder, own)?.into())

@@ -73,6 +73,34 @@ impl Channels {
         let size = size_of(&params)?;
         files.check(&size)?;
         let ring = inode(&files.ring)?;
+        let (_own, _share) = self.admit(store, session, &params, Some(ring))?;
+        let (client, pid, name) = (session.client().to_owned(), session.pid, params.name.clone());
+        let channel = Channel { params, size, files, ring, session: session.id, client, pid, _share, _own };
+        let mut channels = self.lock();
+        check_free(&channels, &name, Some(ring), session)?;
+        let before = channels.insert(name, channel);
+        drop(channels);
+        drop(before);
+        Ok(())
+    }
+
+    /// Checks that a channel can be opened, before its producer makes the memory.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), without `Refused`.
+    pub(crate) fn check(&self, store: &LocalStore, session: &Session, params: &OpenChannelParams) -> Result<()> {
+        self.admit(store, session, params, None).map(drop)
+    }
+
+    /// Counts the memory of a channel that the session may open. `ring` is known after its memory was made.
+    fn admit(
+        &self,
+        store: &LocalStore,
+        session: &Session,
+        params: &OpenChannelParams,
+        ring: Option<Inode>,
+    ) -> Result<(Arc<Charge>, SegmentCharge)> {
+        let bytes = size_of(params)?.total_bytes()? as u64;
         let replaced = {
             let mut channels = self.lock();
             check_free(&channels, &params.name, ring, session)?;
@@ -86,18 +114,9 @@ impl Channels {
         };
         // It counts once.
         drop(replaced);
-        let bytes = size.total_bytes()? as u64;
-        let _own = session.charge(bytes)?;
+        let own = session.charge(bytes)?;
         // This may spill tensors, which takes long. Nothing is locked meanwhile.
-        let _share = store.charge_segment(Device::Cpu, bytes)?;
-        let (client, pid, name) = (session.client().to_owned(), session.pid, params.name.clone());
-        let channel = Channel { params, size, files, ring, session: session.id, client, pid, _share, _own };
-        let mut channels = self.lock();
-        check_free(&channels, &name, ring, session)?;
-        let before = channels.insert(name, channel);
-        drop(channels);
-        drop(before);
-        Ok(())
+        Ok((own, store.charge_segment(Device::Cpu, bytes)?))
     }
 
     /// Takes a channel of the session off the list after its producer has closed it: it takes no more readers.
@@ -153,11 +172,11 @@ impl Channels {
 }
 
 /// Checks that the session may open a channel under this name: it has not ended, and the name is free, its producer has ended, or the channel is the same.
-fn check_free(channels: &BTreeMap<String, Channel>, name: &str, ring: Inode, session: &Session) -> Result<()> {
+fn check_free(channels: &BTreeMap<String, Channel>, name: &str, ring: Option<Inode>, session: &Session) -> Result<()> {
     session.end_mark().check()?;
     match channels.get(name) {
         // Readers have the ring, too.
-        Some(known) if (known.ring, known.pid) != (ring, session.pid) && known.is_open() => {
+        Some(known) if (Some(known.ring), known.pid) != (ring, session.pid) && known.is_open() => {
             let message = format!("channel {name:?} belongs to {}", known.client);
             Err(Error::new(ErrorKind::Conflict, message).in_field("name"))
         }

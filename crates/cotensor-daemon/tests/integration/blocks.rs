@@ -115,13 +115,30 @@ fn put_beyond_the_budget_fails_and_loses_nothing() {
 }
 
 #[test]
-fn weights_and_all_tensors_of_a_daemon_without_slabs_are_sealed() {
+fn weights_sealed_tensors_and_all_of_a_daemon_without_slabs_are_sealed() {
+    let is_sealed = |producer: &ClientStore, spec: TensorSpec, bytes: usize, sealed: bool| {
+        let holder = producer.holder("producer");
+        let mut reservation = match sealed {
+            true => producer.reserve_sealed(spec, &holder).unwrap(),
+            false => producer.reserve_to_fill(spec, &holder).unwrap(),
+        };
+        reservation.write(&content(1, bytes), CopyReason::Put).unwrap();
+        let lease = reservation.publish().unwrap();
+        assert_eq!(lease.bytes().unwrap(), content(1, bytes));
+        lease.segment().kind() == MemoryKind::Memfd
+    };
     for small_bytes_max in [256 << 10, 0] {
         let running = Running::start(|config| config.small_bytes_max = small_bytes_max);
         let producer = running.connect("producer");
-        let kind = if small_bytes_max > 0 { Kind::Weight } else { Kind::Other };
-        let lease = put_as(&producer, TensorSpec { kind, ..spec("w", BYTES) }, &content(1, BYTES)).unwrap();
-        assert_eq!((lease.segment().kind(), lease.bytes().unwrap()), (MemoryKind::Memfd, &content(1, BYTES)[..]));
+        for bytes in [1, 64, 256 << 10, BYTES] {
+            let of_kind = |kind| TensorSpec { kind, ..spec("w", bytes) };
+            assert_eq!(is_sealed(&producer, of_kind(Kind::Other), bytes, false), small_bytes_max == 0, "{bytes}");
+            assert!(is_sealed(&producer, of_kind(Kind::Other), bytes, true), "{bytes}");
+            assert!(is_sealed(&producer, of_kind(Kind::Weight), bytes, false), "{bytes}");
+            let holder = producer.holder("producer");
+            let in_place = producer.reserve(of_kind(Kind::Weight), &holder).unwrap().publish().unwrap();
+            assert_eq!(in_place.segment().kind(), MemoryKind::Memfd, "{bytes}");
+        }
     }
 }
 

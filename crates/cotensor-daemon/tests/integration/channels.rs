@@ -128,6 +128,13 @@ fn name_has_one_producer_and_the_memory_counts_in_the_budget() {
     let error = other.channel(spec("camera")).err().unwrap();
     assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("producer"), "{error}");
     assert_eq!(other.channel(spec("second")).err().unwrap().kind(), ErrorKind::OverBudget);
+    // Refused before its memory is made: the machine has too little for it.
+    let huge = ChannelSpec { shape: vec![1 << 38], ..spec("huge") };
+    let refused = other.channel(huge).err().unwrap();
+    assert!(
+        refused.kind() == ErrorKind::OverBudget && refused.to_string().contains("do not fit the budget"),
+        "{refused}"
+    );
     let listed = other.channels().unwrap();
     assert_eq!((listed.len(), listed[0].bytes, listed[0].frames, listed[0].open_readers), (1, bytes, 0, 0));
     drop(channel);

@@ -186,3 +186,22 @@ fn idle_producer_stays_connected_while_ranges_are_freed() {
     assert_eq!(session(), before, "the session was not ended");
     assert!(memory() <= used + SLAB_BYTES_MAX, "{} bytes, {used} after the first round: ranges are reused", memory());
 }
+
+#[test]
+fn idle_producer_gives_its_empty_slabs_back() {
+    const EACH: usize = 256 << 10;
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    let held = put(&producer, "held", &content(1, EACH), Retention::WhileLeased).unwrap();
+    let many: Vec<Lease> = (0..100)
+        .map(|n| put(&producer, &format!("n{n}"), &content(n, EACH), Retention::WhileLeased).unwrap())
+        .collect();
+    assert!(used(&running) >= 100 * EACH as u64);
+    drop(many);
+    until("the slabs are given back", || used(&running) <= 2 * SLAB_BYTES_MAX);
+    assert_eq!(held.bytes().unwrap(), content(1, EACH));
+    let again = put(&producer, "again", &content(2, EACH), Retention::WhileLeased).unwrap();
+    assert_eq!(again.bytes().unwrap(), content(2, EACH));
+    drop((held, again, producer));
+    running.settles_at(0);
+}

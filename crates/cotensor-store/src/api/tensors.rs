@@ -53,6 +53,15 @@ pub trait TensorStore: Send + Sync {
         self.reserve(spec, holder)
     }
 
+    /// As [`reserve`](TensorStore::reserve) in memory that no process can write after publishing, this one included. Weights have it in any case. On
+    /// devices, no memory is sealed.
+    ///
+    /// # Errors
+    /// As [`reserve`](TensorStore::reserve).
+    fn reserve_sealed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve(spec, holder)
+    }
+
     /// As [`reserve`](TensorStore::reserve) for a program that keeps the address of the bytes and may write there after
     /// publishing, such as another language's arrays. Readers do not see these writes. The address stays valid as long
     /// as the memory of the tensor.
