@@ -81,3 +81,19 @@ def test_helpers_share_large_copies_into_arrays_of_the_program(store: cotensor.S
 
     until(copy)
     assert np.array_equal(target, source)
+
+
+def test_small_sealed_tensors_have_memory_of_their_own(daemon: Daemon) -> None:
+    def memfds() -> int:
+        links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+        return len([link for link in links if link.startswith("/memfd:")])
+
+    with daemon.connect("producer") as store:
+        small = np.ones(16, np.float32)
+        held = [store.put("first", small)]
+        before = memfds()
+        held.append(store.put("plain", small))
+        assert memfds() == before, "in the slab of the first one"
+        held += [store.put("sealed", small, sealed=True), store.put("weight", small, kind="weight")]
+        assert memfds() == before + 2
+        assert all([(one.numpy() == small).all() for one in held])

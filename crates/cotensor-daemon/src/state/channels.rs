@@ -54,7 +54,9 @@ fn size_of(params: &OpenChannelParams) -> Result<ChannelSize> {
     if params.name.is_empty() {
         return Err(Error::invalid("a channel without a name").in_field("name"));
     }
-    ChannelSpec::of(params)?.size()
+    let size = ChannelSpec::of(params)?.size()?;
+    size.check()?;
+    Ok(size)
 }
 
 impl Channels {
