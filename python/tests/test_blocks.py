@@ -85,10 +85,10 @@ def test_helpers_share_large_copies_into_arrays_of_the_program(store: cotensor.S
 
 def test_small_sealed_tensors_have_memory_of_their_own(daemon: Daemon) -> None:
     def memfds() -> int:
-        links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
-        return len([link for link in links if link.startswith("/memfd:")])
+        files = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+        return len([file for file in files if file.is_symlink() and os.readlink(file).startswith("/memfd:")])
 
-    with daemon.connect("producer") as store:
+    with daemon.connect() as store:
         small = np.ones(16, np.float32)
         held = [store.put("first", small)]
         before = memfds()
