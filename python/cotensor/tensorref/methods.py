@@ -17,6 +17,7 @@ from . import threads, transforms
 from .arguments import mapped, to_device, to_host
 from .gradients import Substitution
 from .simulated import device as simulated
+from .swaps import swap_tensors
 
 _CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
@@ -59,7 +60,7 @@ def begin() -> None:
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
         _replace(torch.Tensor, "set_", _set_on_host)
         _replace(torch.nn.Module, "_apply", functools.partialmethod(_apply_to_module, torch.nn.Module._apply))
-        _replace(torch.utils, "swap_tensors", functools.partial(_swap_with_places, torch.utils.swap_tensors))
+        _replace(torch.utils, "swap_tensors", functools.partial(swap_tensors, torch.utils.swap_tensors))
         _replace(torch.autograd.graph, "disable_saved_tensors_hooks", functools.partial(transforms.without_hooks, _disabled))
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
         _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
@@ -117,17 +118,44 @@ def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
         return _copy(parameter, memo)
 
 
-def _apply_to_module(module: Any, apply: Any, *args: Any, **kwargs: Any) -> Any:
+class _Applied:
+    """What ``Module._apply`` does to each tensor of a module and of its children. What becomes of tensors of a model is on the
+    host, also with PyTorch's flags that replace parameters."""
+
+    def __init__(self, function: Any, is_of_model: bool) -> None:
+        self.function, self.is_of_model = function, is_of_model
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        result = self.function(tensor)
+        if self.is_of_model:
+            with torch._C.DisableTorchFunction():
+                return to_host(result)  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
+
+
+def _apply_to_module(module: Any, apply: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """A module that ran inside of the block, such as a copy of a model, is on the device for the program: ``to`` keeps its
     buffers as it keeps parameters. A backward pass may wait for them. So is what the program has assigned to a model."""
     sessions = threads.entered()
-    if sessions:
+    if not sessions:
+        return apply(module, fn, *args, **kwargs)
+    outer = fn if isinstance(fn, _Applied) else None
+    models = [model for session in sessions for model in session.tensors.models]
+    # Children of a module are asked only whether they are models.
+    parts = models if outer is not None else [part for model in models for part in model.modules()]
+    is_of_model = (outer is not None and outer.is_of_model) or any([module is part for part in parts])
+    adds = is_of_model and (outer is None or not outer.is_of_model)
+    with torch._C.DisableTorchFunction():
+        for session in sessions:
+            if adds:
+                session.tensors.add_models()
+            session.tensors.add_read(module._buffers.values())
+    result = apply(module, _Applied(fn if outer is None else outer.function, is_of_model), *args, **kwargs)
+    if adds:
         with torch._C.DisableTorchFunction():
             for session in sessions:
-                if any([module is model for model in session.tensors.models]):
-                    session.tensors.add_models()
-                session.tensors.add_read(module._buffers.values())
-    return apply(module, *args, **kwargs)
+                session.tensors.add_models()
+    return result
 
 
 def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
@@ -144,48 +172,6 @@ def _give_out(give: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         for session in threads.everywhere() if isinstance(tensor, torch.Tensor) else ():
             session.tensors.exposed(tensor)
         return give(tensor, *args, **kwargs)
-
-
-def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> None:
-    """PyTorch swaps no tensors with weak references: those of the sessions leave before, and come back swapped."""
-    sessions = threads.entered()
-    shown = [session.tensors.forget_places(first, second) for session in sessions]
-    try:
-        weight, other = (first, second) if _is_on_host(first, second) else (second, first)
-        if _is_on_host(weight, other):
-            _swap_on_host(swap, weight, other)
-            shown = [[True, True] for _ in sessions]
-        else:
-            swap(first, second)
-        first, second = second, first
-    finally:
-        for session, (was_first, was_second) in zip(sessions, shown):
-            session.tensors.show(first, was_first)
-            session.tensors.show(second, was_second)
-
-
-def _is_on_host(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a tensor is a parameter that a session manages, and another one lies on the device."""
-    with torch._C.DisableTorchFunction():
-        if not (isinstance(tensor, torch.nn.Parameter) and tensor.is_cpu) or other.is_cpu:
-            return False
-        return any([id(tensor) in session.tensors.weights.owners for session in threads.entered()])
-
-
-def _swap_on_host(swap: Any, weight: Any, other: torch.Tensor) -> None:
-    """A weight gets memory of the host, also from a tensor of the device: optimizers have their state there."""
-    with torch._C.DisableTorchFunction():
-        moved = torch.nn.Parameter(to_host(other.detach()), other.requires_grad)
-        moved.grad = to_host(other.grad)
-        # Not those of the class, such as the elements of a simulated tensor.
-        own = {"_is_param", *vars(other.detach())}
-    vars(moved).update({name: value for name, value in vars(other).items() if name not in own})
-    swap(weight, moved)
-    try:
-        swap(other, moved)
-    except BaseException:
-        swap(weight, moved)
-        raise
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ from .pauses import Pauses
 from .showing import Showing
 from .sizes import size_bytes
 from .strategy import Strategy
-from .weights import Weight, tensors_of
+from .weights import Weight
 
 
 @dataclass(frozen=True)
@@ -231,16 +231,18 @@ class Offload(TorchFunctionMode):
         self._compiled.end()
         stance.end()
         methods.end()
-        for model in self.models:
-            # What the program assigned inside of the block, or PyTorch for it.
+        try:
             others = [part for session in threads.everywhere() for other in session.tensors.models for part in other.modules()]
-            if any([not tensor.is_cpu for _, tensor in tensors_of(model)]) and not any([part is model for part in others]):
-                _bring_home(model)
-        self.tensors.forget_all()
-        self.devices.drop_all()
-        for mover in self.movers:
-            mover.paths.close()
-        self._leave()
+            for model in self.models:
+                # What the program assigned inside of the block, or PyTorch for it.
+                if not any([part is model for part in others]):
+                    _bring_home(model)
+        finally:
+            self.tensors.forget_all()
+            self.devices.drop_all()
+            for mover in self.movers:
+                mover.paths.close()
+            self._leave()
 
     def _leave(self) -> None:
         """Gives the shares of the devices back."""
@@ -313,11 +315,28 @@ def disable(model: Any) -> None:
 
 
 def _bring_home(model: torch.nn.Module) -> None:
-    """Moves what a model has on the device to the host. A parameter of several modules stays one."""
-    parts = list(model.modules())
-    before = {(part, name): parameter for part in parts for name, parameter in part._parameters.items()}
-    after: Dict[int, Any] = {}
-    for part in parts:
-        part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
-    for (part, name), parameter in before.items():
-        part._parameters[name] = after.setdefault(id(parameter), part._parameters[name])
+    """Moves what a model has on the device to the host. A tensor of several modules stays one.
+
+    PyTorch's ``Module.to`` would replace all parameters with some of its flags, or exchange them."""
+    moved: Dict[int, Any] = {}
+    for part in model.modules():
+        for tensors, home in ((part._parameters, _parameter_on_host), (part._buffers, to_host)):
+            for name, tensor in tensors.items():
+                if tensor is not None and not tensor.is_cpu:
+                    if id(tensor) not in moved:
+                        moved[id(tensor)] = home(tensor)
+                    tensors[name] = moved[id(tensor)]
+
+
+def _parameter_on_host(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter of the device on the host: the same one, if its device lets it."""
+    if parameter.is_meta:
+        return parameter
+    elements, gradient = to_host(parameter.detach()), to_host(parameter.grad) if parameter.is_leaf else None
+    if parameter.is_leaf and torch._has_compatible_shallow_copy_type(parameter, elements):
+        parameter.grad = None
+        parameter.data = elements
+    else:
+        parameter = torch.nn.Parameter(elements, parameter.requires_grad)
+    parameter.grad = gradient
+    return parameter

@@ -89,6 +89,8 @@ class Showing:
     def _compatible(self, function: Function, args: Args, kwargs: Kwargs) -> Any:
         # ``Module.to`` asks it of a tensor and of what it becomes: parameters of the host get memory of the host in any case.
         before, after = args
+        if before.is_meta or after.is_meta:
+            return call(function.call, args, kwargs)
         if type(before) is torch.nn.Parameter and before.is_cpu and self._devices.named(after.device) is not None:
             return True
         weights = [tensor for tensor in args if tensor.is_cpu and self._tensors.belongs(tensor)]

@@ -1,0 +1,72 @@
+"""Weights that are swapped with tensors of the device, as ``torch.utils.swap_tensors`` does."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tensorref_common import X, mlp  # noqa: E402
+
+from cotensor.tensorref import offload  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+
+def values(factor=1.0, **options):
+    return torch.full((16, 16), factor, device="simulated", **options)
+
+
+def test_gradients_pass_a_result_that_became_a_weight():
+    def gradient(model, base):
+        result = base * 2
+        torch.utils.swap_tensors(model[0].weight, result)
+        model(X.to("simulated")).sum().backward()
+        return base.grad
+
+    expected = gradient(mlp(1).to("simulated"), values(requires_grad=True))
+    model = mlp(1)
+    with offload(model, "simulated"):
+        found = gradient(model, values(requires_grad=True))
+    assert torch.equal(found.cpu(), expected.cpu())
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_a_tensor_that_became_a_weight_are_called(register):
+    model, called = mlp(1), []
+    with offload(model, "simulated"):
+        other = torch.nn.Parameter(values())
+        getattr(other, register)(lambda tensor: called.append(tensor.device.type))
+        torch.utils.swap_tensors(model[0].weight, other)
+        model(X.to("simulated")).sum().backward()
+    assert called == ["simulated"]
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_swap_that_fails_leaves_graphs_as_they_are(held):
+    model = mlp(1)
+    with offload(model, "simulated"):
+        y, other = model(X.to("simulated")), torch.nn.Parameter(values())
+        z = (other * 2).sum()
+        reference = weakref.ref([model[0].weight, other][held])
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(model[0].weight, other)
+        (y.sum() + z).backward()
+        assert other.device.type == "simulated" and reference() is [model[0].weight, other][held]
+    assert model[0].weight.grad is not None
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa"])
+def test_the_other_tensor_stays_on_the_device(strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy), offload(mlp(1), "simulated", strategy=strategy) as last:
+        weight, other = model[0].weight, torch.nn.Parameter(values())
+        model(X.to("simulated"))
+        torch.utils.swap_tensors(weight, other)
+        assert other not in last.tensors.marks
+        for _ in range(2):
+            assert {weight.device.type, other.device.type, other.view(-1).device.type} == {"simulated"}
+            model(X.to("simulated"))
+    assert weight.is_cpu
