@@ -323,3 +323,11 @@ def test_wrong_arguments(memories):
             offload(model, devices, **options)
     with pytest.raises(InvalidError, match="device: 'simulated:7' is none of"):
         offload(model, DEVICES).stats("simulated:7")
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa"])
+def test_methods_that_are_named_like_the_device_take_its_number(strategy, memories):
+    with offload(mlp(1), "simulated:1", strategy=strategy):
+        for moved in (X.simulated(1), X.simulated(device=1), X.simulated(device=torch.device("simulated:1"), non_blocking=True)):
+            assert moved.device == torch.device("simulated:1")
+        assert X.simulated(0).device == X.simulated(device=0).device == torch.device("simulated:0")

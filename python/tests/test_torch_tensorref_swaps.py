@@ -70,3 +70,22 @@ def test_the_other_tensor_stays_on_the_device(strategy):
             assert {weight.device.type, other.device.type, other.view(-1).device.type} == {"simulated"}
             model(X.to("simulated"))
     assert weight.is_cpu
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa"])
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_a_state_that_is_swapped_in_keeps_its_memory(device, strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        given = {name: (tensor * 2).to(device) for name, tensor in mlp(1, seed=1).state_dict().items()}
+        model(X)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.load_state_dict(given, assign=True)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert model[0].weight.device.type == "simulated" and torch.equal(model[0].weight.cpu(), given["0.weight"].cpu())
+        model[0].weight.zero_()
+        # What is on the device can not be memory of the host.
+        assert not given["0.weight"].any() or (device, strategy) == ("simulated", "flow")
+    assert model[0].weight.is_cpu

@@ -163,3 +163,16 @@ def test_an_operator_that_writes_much_takes_no_memory_for_copies(strategy, opera
         operators.first(cache, y.to("simulated"))
         assert memory.peak_bytes - before < cache.nbytes
     assert (cache.cpu() == 2).all()
+
+
+@STRATEGIES
+@pytest.mark.parametrize("name", ["apply_", "map_"])
+def test_writes_by_functions_of_python_are_seen(name, strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        model(X)
+        weight = model[0].weight.detach()
+        weight.apply_(lambda value: 0.5) if name == "apply_" else weight.map_(torch.zeros(16, 16), lambda value, other: 0.5)
+        found = model(X)
+    assert (model[0].weight == 0.5).all()
+    torch.testing.assert_close(found.cpu(), model(X).detach(), rtol=1e-6, atol=1e-6)

@@ -51,7 +51,7 @@ _PLAIN = frozenset(
     "is_signed is_tensor is_inference is_same_size __len__ __hash__ __repr__ __str__ __format__ __dir__ item tolist "
     "__bool__ __int__ __float__ __index__ __complex__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ "
     "__iter__ requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook _backward_hooks result_type "
-    "can_cast promote_types is_nonzero is_conj is_neg is_pinned is_shared is_coalesced is_distributed apply_ map_ "
+    "can_cast promote_types is_nonzero is_conj is_neg is_pinned is_shared is_coalesced is_distributed module_load "
     "_is_view has_names align_to refine_names rename names __contains__ detach_ as_subclass _make_subclass _dimI _dimV "
     "_nnz get_default_dtype is_grad_enabled _add_batch_dim _remove_batch_dim".split()
 )

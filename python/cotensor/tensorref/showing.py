@@ -61,7 +61,10 @@ class Showing:
                 options.pop("other", None)
             rest = [value for value in rest if isinstance(value, torch.dtype)]
         else:
-            named, rest = [function.name], []
+            place = rest[0] if rest else options.pop("device", None)
+            if place is None or isinstance(place, int):
+                place = function.name if place is None else torch.device(function.name, place)
+            named, rest = [place], []
         if rest:
             options["dtype"] = rest[0]
         place = named[0] if named else None
