@@ -514,3 +514,42 @@ def test_models_move_to_and_from_the_device_meta():
         model.to("meta")
         assert model[0].weight.is_meta
     assert model[0].weight.is_meta
+
+
+@STRATEGIES
+def test_states_that_an_optimizer_has_without_a_step_are_on_the_host(strategy):
+    model = mlp(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(X).sum().backward()
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    with offload(model, "simulated", strategy=strategy):
+        model(X)
+        optimizer.load_state_dict(saved)
+        adagrad = torch.optim.Adagrad(model.parameters())
+    for one in (optimizer, adagrad):
+        assert all([tensor.is_cpu for state in one.state.values() for tensor in state.values()])
+        one.step()
+
+
+@STRATEGIES
+def test_learning_rates_may_be_on_the_device(strategy):
+    def train(model, device):
+        model = model if device is None else model.to(device)
+        rate = torch.tensor(0.1, device="simulated")
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate, capturable=True)
+        for fails in (False, True, False):
+            model(X.to("simulated")).sum().backward()
+            if fails:
+                with pytest.raises(ZeroDivisionError):
+                    optimizer.step(lambda: 1 / 0)
+            else:
+                optimizer.step()
+                assert optimizer.param_groups[0]["lr"] is rate
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    model = mlp(1)
+    expected = train(mlp(1), "simulated")
+    with offload(model, "simulated", strategy=strategy):
+        found = train(model, None)
+    assert all([torch.equal(one, other) for one, other in zip(found, expected)])

@@ -21,6 +21,7 @@ from .swaps import swap_tensors
 
 _CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
+_PROCESS = "_process_value_according_to_param_policy"
 #: Functions in C++ that give out the address of a tensor.
 _CAPSULES: List[Tuple[Any, str]] = [
     (torch, "to_dlpack"),
@@ -75,6 +76,9 @@ def begin() -> None:
             _replace(checkpoint, _CHECKS, checks)
         if hasattr(checkpoint, "_checkpoint_hook"):
             _replace(checkpoint, "_checkpoint_hook", _recomputing(vars(checkpoint)["_checkpoint_hook"]))
+        optimizer: Any = torch.optim.Optimizer
+        _replace(optimizer, _PROCESS, staticmethod(functools.partial(_process_on_host, getattr(optimizer, _PROCESS))))
+        _replace(optimizer, "add_param_group", functools.partialmethod(_add_group, optimizer.add_param_group))
         for module in _optimizers:
             _replace(module, _CAPTURABLE, _capturable_devices)
 
@@ -261,6 +265,19 @@ def _recomputing(hooks: Any) -> Any:
             self.pack_hook, self.unpack_hook = packed, moved
 
     return Recomputing
+
+
+def _process_on_host(process: Any, *args: Any, **kwargs: Any) -> Any:
+    """The state that an optimizer loads is where its parameters are: on the host."""
+    with torch._C.DisableTorchFunction():
+        return process(*args, **kwargs)
+
+
+def _add_group(optimizer: Any, add: Any, *args: Any, **kwargs: Any) -> Any:
+    """Optimizers that are made inside of the block may make their states before a step."""
+    for session in threads.entered():
+        session.optimizers.made(optimizer)
+    return add(optimizer, *args, **kwargs)
 
 
 def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:

@@ -99,7 +99,7 @@ class Offload(TorchFunctionMode):
         handlers = {**self.computing.handlers(), **showing.handlers(), **self.backward.handlers()}
         self._dispatch = Dispatcher(handlers, self.tensors, self.pauses).dispatch
         self._modules = ModuleHooks(self)
-        self._optimizers = OptimizerHooks(self.tensors, self.pauses)
+        self.optimizers = OptimizerHooks(self.tensors, self.pauses)
         self._compiled = CompiledMethods(self, self.tensors, self._modules, self.computing)
         self._entered = 0
         self._entries = threading.Lock()
@@ -220,13 +220,13 @@ class Offload(TorchFunctionMode):
         # The operations of other compiled functions have to be intercepted.
         stance.begin()
         methods.begin()
-        self._optimizers.begin()
+        self.optimizers.begin()
         threads.begin(self)
 
     @plainly
     def _stop(self) -> None:
         threads.end(self)
-        self._optimizers.end()
+        self.optimizers.end()
         self._modules.end()
         self._compiled.end()
         stance.end()

@@ -32,6 +32,7 @@ class Session(Protocol):
     backward: Any
     saved: Any
     pauses: Any
+    optimizers: Any
 
     @property
     def is_entered(self) -> bool: ...
