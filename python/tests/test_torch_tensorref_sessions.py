@@ -367,3 +367,34 @@ def test_sessions_that_have_ended_are_not_known():
     gc.collect()
     assert [copy() for copy in copies] == [None] * 3
     assert [len(known._keys) for known in (TENSORS, MEMORY)] == before
+
+
+class Own(torch.nn.Parameter):
+    """A parameter of a program's own class."""
+
+
+def test_parameters_show_where_their_data_is(strategy):
+    with offload(mlp(1), "simulated", strategy=strategy):
+        other = torch.nn.Linear(16, 16).to("simulated")
+        other(X.to("simulated"))
+        assert other.weight.device.type == "simulated"
+        other.to("cpu")
+        assert other.weight.device.type == "cpu"
+        for kind in (torch.nn.Parameter, Own):
+            parameter = kind(torch.ones(3))
+            parameter.data = torch.zeros(3, device="simulated")
+            assert parameter.device.type == (parameter * 2).device.type == "simulated"
+            parameter.data = torch.zeros(3)
+            assert parameter.device.type == "cpu"
+
+
+def test_a_backward_pass_after_the_block_keeps_no_copies(strategy):
+    model = mlp(4)
+    with offload(model, "simulated", strategy=strategy) as session:
+        y = model(X.to("simulated"))
+    assert session.stats()["used_bytes"] == 0
+    y.sum().backward()
+    assert session.stats()["used_bytes"] == 0 and model[0].weight.grad is not None
+    with session:
+        model(X.to("simulated")).sum().backward()
+        assert session.stats()["used_bytes"] or strategy in ("cpu", "genoa")

@@ -65,6 +65,12 @@ class HostTensors:
             for name, tensor in tensors_of(model):
                 self.add(name, tensor)
 
+    def add_parameters(self) -> None:
+        """Manages the parameters of the models."""
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                self.add(name, parameter)
+
     def add_read(self, tensors: Iterable[Optional[torch.Tensor]]) -> None:
         """Manages those of some buffers that operations have read: without the session, they would be on the device already."""
         for tensor in tensors:

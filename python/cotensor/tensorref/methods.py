@@ -21,6 +21,7 @@ from .swaps import swap_tensors
 
 _CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
+_ENGINE = "_engine_run_backward"
 _PROCESS = "_process_value_according_to_param_policy"
 #: Functions in C++ that give out the address of a tensor.
 _CAPSULES: List[Tuple[Any, str]] = [
@@ -33,10 +34,6 @@ _lock = threading.Lock()
 _sessions = 0
 #: What is replaced: the owner, the name, what the owner had (None: what it inherits), and what it has now.
 _replaced: List[Tuple[Any, str, Any, Any]] = []
-_make: Any = torch.nn.Parameter.__new__
-_copy: Any = torch.nn.Parameter.__deepcopy__
-_engine: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-_apply: Any = torch.autograd.Function.__dict__["apply"]
 _disabled = torch.autograd.graph.disable_saved_tensors_hooks
 _optimizers = [
     module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.") and _CAPTURABLE in vars(module)
@@ -48,17 +45,18 @@ simulated.computing_on.append(lambda: [session.devices.target for session in thr
 
 def begin() -> None:
     """Replaces the methods, until :func:`end`."""
-    global _sessions, _make, _copy, _apply, _engine
+    global _sessions
     with _lock:
         _sessions += 1
         if _sessions > 1:
             return
-        _make, _copy = torch.nn.Parameter.__new__, torch.nn.Parameter.__deepcopy__
-        _apply, _engine = torch.autograd.Function.__dict__["apply"], torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        _replace(torch.autograd, "_engine_run_backward", _run_engine)
-        _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
-        _replace(torch.nn.Parameter, "__new__", staticmethod(_parameter))
-        _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
+        # Each has what was there before, which another library may have wrapped around the one of an earlier session.
+        parameter, function = torch.nn.Parameter, torch.autograd.Function
+        _replace(threading.Thread, "start", functools.partialmethod(threads.start, threading.Thread.start))
+        _replace(torch.autograd, _ENGINE, functools.partial(_run_engine, getattr(torch.autograd, _ENGINE)))
+        _replace(parameter, "__deepcopy__", functools.partialmethod(_copy_on_host, parameter.__deepcopy__))
+        _replace(parameter, "__new__", staticmethod(functools.partial(_parameter, parameter.__new__)))
+        _replace(function, "apply", classmethod(functools.partial(_apply_on_device, vars(function)["apply"])))
         _replace(torch.Tensor, "set_", _set_on_host)
         _replace(torch.nn.Module, "_apply", functools.partialmethod(_apply_to_module, torch.nn.Module._apply))
         _replace(torch.utils, "swap_tensors", functools.partial(swap_tensors, torch.utils.swap_tensors))
@@ -106,20 +104,20 @@ def _replace(owner: Any, name: str, now: Any) -> None:
     setattr(owner, name, now)
 
 
-def _parameter(kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _parameter(make: Any, kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
     """A parameter is where its data is for the program."""
-    made = _make(kind, data, *args, **kwargs)
+    made = make(kind, data, *args, **kwargs)
     for session in threads.entered():
         session.tensors.show_as(made, data)
     return made
 
 
-def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
+def _copy_on_host(parameter: Any, copy: Any, memo: Dict[int, Any]) -> Any:
     """The copy of a parameter is where the parameter is: it is managed when it is used."""
     if not threads.entered():
-        return _copy(parameter, memo)
+        return copy(parameter, memo)
     with torch._C.DisableTorchFunction():
-        return _copy(parameter, memo)
+        return copy(parameter, memo)
 
 
 class _Applied:
@@ -128,37 +126,42 @@ class _Applied:
 
     def __init__(self, function: Any, is_of_model: bool) -> None:
         self.function, self.is_of_model = function, is_of_model
+        #: Whether a tensor of a model came from the device.
+        self.came_home = False
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        result = self.function(tensor)
-        if self.is_of_model:
-            with torch._C.DisableTorchFunction():
-                return to_host(result)  # type: ignore[no-any-return]
-        return result  # type: ignore[no-any-return]
+        result: torch.Tensor = self.function(tensor)
+        with torch._C.DisableTorchFunction():
+            home: torch.Tensor = to_host(result) if self.is_of_model else result
+        self.came_home = self.came_home or home is not result
+        return home
 
 
 def _apply_to_module(module: Any, apply: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """A module that ran inside of the block, such as a copy of a model, is on the device for the program: ``to`` keeps its
-    buffers as it keeps parameters. A backward pass may wait for them. So is what the program has assigned to a model."""
+    buffers as it keeps parameters. A backward pass may wait for them. So are parameters that a model was given."""
     sessions = threads.entered()
     if not sessions:
         return apply(module, fn, *args, **kwargs)
-    outer = fn if isinstance(fn, _Applied) else None
-    models = [model for session in sessions for model in session.tensors.models]
-    # Children of a module are asked only whether they are models.
-    parts = models if outer is not None else [part for model in models for part in model.modules()]
-    is_of_model = (outer is not None and outer.is_of_model) or any([module is part for part in parts])
-    adds = is_of_model and (outer is None or not outer.is_of_model)
     with torch._C.DisableTorchFunction():
         for session in sessions:
-            if adds:
-                session.tensors.add_models()
             session.tensors.add_read(module._buffers.values())
-    result = apply(module, _Applied(fn if outer is None else outer.function, is_of_model), *args, **kwargs)
-    if adds:
-        with torch._C.DisableTorchFunction():
-            for session in sessions:
-                session.tensors.add_models()
+    is_inside = isinstance(fn, _Applied)
+    if is_inside and fn.is_of_model:
+        return apply(module, fn, *args, **kwargs)
+    # Children of a module are asked only whether they are models.
+    models = [model for session in sessions for model in session.tensors.models]
+    parts = models if is_inside else [part for model in models for part in model.modules()]
+    applied = _Applied(fn.function if is_inside else fn, any([module is part for part in parts]))
+    if not applied.is_of_model:
+        return apply(module, fn if is_inside else applied, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        for session in sessions:
+            session.tensors.add_parameters()
+    result = apply(module, applied, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        for session in sessions if applied.came_home else ():
+            session.tensors.add_models()
     return result
 
 
@@ -178,11 +181,11 @@ def _give_out(give: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return give(tensor, *args, **kwargs)
 
 
-def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply_on_device(apply: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of the program with weights that need gradients gets copies of them, and of other tensors of the host: gradients
     of its arguments must be on one device."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms.active() is not None:
-        return _apply.__get__(None, function)(*args, **kwargs)
+        return apply.__get__(None, function)(*args, **kwargs)
     with contextlib.ExitStack() as stack:
         for session in threads.entered():
             given = tuple(session.computing.for_function(args))
@@ -193,20 +196,20 @@ def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
                 operation.arguments += pairs
                 stack.callback(operation.end)
             args = given
-        return _apply.__get__(None, function)(*args, **kwargs)
+        return apply.__get__(None, function)(*args, **kwargs)
 
 
-def _run_engine(tensors: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_engine(engine: Any, tensors: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
     """Functions of a backward pass are in the sessions that intercepted it, as those of ``checkpoint``."""
     mode = threads.take_backward()
     if mode is None:
-        return _engine(tensors, gradients, *args, **kwargs)
+        return engine(tensors, gradients, *args, **kwargs)
     with torch._C.DisableTorchFunction():
         # Gradients may be on either side.
         gradients = tuple([one if one is None else one.to(tensor.device) for tensor, one in zip(tensors, gradients)])
     _push_mode(mode)  # type: ignore[no-untyped-call]
     try:
-        return _engine(tensors, gradients, *args, **kwargs)
+        return engine(tensors, gradients, *args, **kwargs)
     finally:
         _pop_mode()  # type: ignore[no-untyped-call]
 

@@ -42,6 +42,8 @@ class Mover:
         #: Bytes of copies that no other program has.
         self.private_bytes = 0
         self._makes_room = False
+        #: Whether the session has ended: a backward pass after it keeps no copies.
+        self.has_ended = False
         if not isinstance(strategy, (str, Strategy)):
             text = f"strategy: pass a name or an object of a class derived from Strategy, not {strategy!r}"
             raise InvalidError(text, field="strategy")
@@ -278,14 +280,16 @@ class Mover:
                 self.invalidate(weight)
 
     def share(self, wanted: Optional[bool]) -> None:
-        """Shares copies with other programs from now on; ``wanted`` as ``shared_copies`` of :func:`offload`."""
+        """The session begins: shares copies with other programs from now on. ``wanted``: ``shared_copies`` of :func:`offload`."""
+        self.has_ended = False
         sources = [weight.source for weight in self.weights.all if weight.owners and not weight.exposed]
         self.shared = join(self.device, sources, self.memory, wanted)
         if self.shared is not None:
             self.make(self.driver.set_budget(self.memory.budget()))
 
     def end_sharing(self) -> None:
-        """Makes copies of its own again, after all copies are freed."""
+        """The session ends: makes copies of its own again, after all copies are freed."""
+        self.has_ended = True
         if self.shared is not None:
             self.shared = None
             self.memory.pool_bytes = 0
@@ -294,7 +298,7 @@ class Mover:
 
     def need(self, weight: Weight, view: View) -> torch.Tensor:
         """A part of a weight that the backward pass needs. Raises ``torch.OutOfMemoryError``."""
-        if not self.begin("saved", [weight]):
+        if self.has_ended or not self.begin("saved", [weight]):
             self.invalidate(weight)
             weight.fetch(self.device, self.paths)
             assert weight.copy is not None

@@ -117,13 +117,15 @@ class Showing:
         if owner is not None and not shown and not any([one is tensor for one in tensors.of_models()]):
             # A parameter of another module is where its data is, until it is used again.
             tensors.released(owner)
+            tensors.show(tensor, False)
         elif owner is not None:
             tensors.replaced(owner)
-        elif tensors.results_on_host and tensor.is_cpu:
-            # ``Module.to`` gives a parameter of another module new data: it is where the data is for the program.
-            tensors.show(tensor, shown)
-        elif shown and type(tensor) is torch.nn.Parameter and tensor.is_cpu:
+        elif shown and not tensors.results_on_host and type(tensor) is torch.nn.Parameter and tensor.is_cpu:
             tensors.add("parameter", tensor)
+        elif tensor.is_cpu and (tensors.results_on_host or isinstance(tensor, torch.nn.Parameter)):
+            # ``Module.to`` gives a parameter of another module new data: it is where the data is for the program. A parameter of
+            # the program's own class is not a weight.
+            tensors.show(tensor, shown)
         elif self._devices.division is not None:
             self._devices.division.kept.clear()
         return None

@@ -1,7 +1,7 @@
 """Threads that a program starts inside of a session's block are in the session, too.
 
-PyTorch's modes belong to one thread. While a session is entered, ``threading.Thread.start`` is replaced by a function that hands
-the sessions of the starting thread to the new one.
+PyTorch's modes belong to one thread. While a session is entered, ``threading.Thread.start`` is :func:`start`, which hands the
+sessions of the starting thread to the new one.
 """
 
 from __future__ import annotations
@@ -167,7 +167,6 @@ class Thread(threading.Thread):
 _lock = threading.Lock()
 _local = threading.local()
 _sessions: List[Session] = []
-_start: Callable[[threading.Thread], None] = threading.Thread.start
 
 
 def session_of(mode: Any) -> Any:
@@ -199,11 +198,7 @@ def everywhere() -> List[Session]:
 
 def begin(session: Session) -> None:
     """Threads inherit ``session`` from now on."""
-    global _start
     with _lock:
-        if not _sessions and threading.Thread.start is not _start_inside:
-            _start = threading.Thread.start
-            threading.Thread.start = _start_inside  # type: ignore[method-assign,assignment]
         _sessions.append(session)
 
 
@@ -211,9 +206,6 @@ def end(session: Session) -> None:
     """Ends :func:`begin`."""
     with _lock:
         _sessions[:] = [other for other in _sessions if other is not session]
-        # Another library may have replaced the function as well.
-        if not _sessions and threading.Thread.start is _start_inside:
-            threading.Thread.start = _start  # type: ignore[method-assign,assignment]
 
 
 def _begin_saving(session: Session) -> None:
@@ -301,18 +293,24 @@ def _inside(session: Session) -> Iterator[None]:
         leave(session)
 
 
-def _start_inside(thread: threading.Thread) -> None:
-    sessions = [] if isinstance(thread, Thread) else entered()
+class _RunInside:
+    """``run`` of a thread, in sessions."""
+
+    def __init__(self, thread: threading.Thread, sessions: List[Session]) -> None:
+        self.thread, self.sessions, self.run = thread, sessions, thread.run
+
+    def __call__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for session in self.sessions:
+                stack.enter_context(_inside(session))
+            # The thread must not keep itself.
+            del self.thread.run
+            self.run()
+
+
+def start(thread: threading.Thread, before: Callable[[threading.Thread], None]) -> None:
+    """``threading.Thread.start`` while a session is entered. ``before`` is what it was; that may start this again."""
+    sessions = [] if isinstance(thread, Thread) or isinstance(thread.run, _RunInside) else entered()
     if sessions:
-        run = thread.run
-
-        def run_inside() -> None:
-            with contextlib.ExitStack() as stack:
-                for session in sessions:
-                    stack.enter_context(_inside(session))
-                # The thread must not keep itself.
-                del thread.run
-                run()
-
-        thread.run = run_inside  # type: ignore[method-assign]
-    _start(thread)
+        thread.run = _RunInside(thread, sessions)  # type: ignore[method-assign]
+    before(thread)
