@@ -67,6 +67,9 @@ def _write(name: str, machine: Machine, a: int, b: int, c: int) -> None:
     parameter = machine.parameter(a)
     if parameter is None or parameter.is_complex():
         return
+    if name == "swap" and not parameter.requires_grad:
+        # PyTorch takes a tensor with two uses as a part of a graph, and how many one has depends on its device.
+        return
     generator = torch.Generator().manual_seed(b)
     values = machine.place.move(torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
     if name in ("data =", "set_") and c % 2:

@@ -93,18 +93,25 @@ class _Progress:
 class _SharedText:
     """Bytes that a process writes and that another one reads after its end. Messages would wake the reader for each program."""
 
+    #: Bytes of each of two texts: the process may end while it writes one, and then the other one is read.
+    _SIZE = mmap.PAGESIZE
+
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        # The first byte is the number of the text that is read.
+        self._memory = mmap.mmap(-1, 3 * self._SIZE)
 
     def write(self, text: bytes) -> None:
         """Replaces the bytes."""
-        self._memory[:4] = bytes(4)
-        self._memory[4 : 4 + len(text)] = text
-        self._memory[:4] = len(text).to_bytes(4, "little")
+        assert len(text) <= self._SIZE - 4
+        number = 1 - self._memory[0]
+        start = (1 + number) * self._SIZE
+        self._memory[start : start + 4 + len(text)] = len(text).to_bytes(4, "little") + text
+        self._memory[0] = number
 
     def read(self) -> bytes:
-        """The bytes; empty while they are written."""
-        return self._memory[4 : 4 + int.from_bytes(self._memory[:4], "little")]
+        """The last bytes that were written as a whole."""
+        start = (1 + self._memory[0]) * self._SIZE
+        return self._memory[start + 4 : start + 4 + int.from_bytes(self._memory[start : start + 4], "little")]
 
 
 class Run:
@@ -204,6 +211,7 @@ class _Child:
         if text != self._seen:
             self._seen, self._heard_at = text, time.monotonic()
         return time.monotonic() - self._heard_at
+
     def end(self) -> str:
         """How the process ended before its cases did."""
         self.process.join()

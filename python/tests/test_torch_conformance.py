@@ -122,6 +122,36 @@ def test_abort_and_hang_are_failures_of_one_case(monkeypatch):
     assert found["changes"] is None
 
 
+class Ends:
+    """Memory of a process that ends after so many writes."""
+
+    def __init__(self, memory, count):
+        self.memory, self.left = memory, count
+
+    def __getitem__(self, place):
+        return self.memory[place]
+
+    def __setitem__(self, place, value):
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        self.memory[place] = value
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_a_process_that_ends_while_it_reports_progress_has_reported_the_one_before(count):
+    text = runner._SharedText()
+    text.write(b"first")
+    text.write(b"second")
+    text._memory = Ends(text._memory, count)
+    try:
+        text.write(b"third")
+    except KeyboardInterrupt:
+        assert text.read() == b"second"
+    else:
+        assert text.read() == b"third"
+
+
 def test_report_counts_exceptions_and_fails_below_the_floor(tmp_path):
     path = tmp_path / "exceptions.toml"
     path.write_text(
