@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import inspect
 import threading
+import weakref
 
 import pytest
 
@@ -452,3 +454,15 @@ def test_lazy_modules_and_overridden_methods_run_uncompiled():
         output = model(X)
     assert backend.calls == 1
     torch.testing.assert_close(output.cpu(), Decorated().eval()(X), rtol=1e-6, atol=1e-6)
+
+
+def test_a_compiled_model_is_freed():
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH))
+    model.compile(backend="eager")
+    weight = weakref.ref(model[0].weight)
+    with offload(model, "simulated"):
+        model(X.to("simulated"))
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    assert weight() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -16,7 +17,7 @@ torch = pytest.importorskip("torch")
 from tensorref_common import X, check, mlp  # noqa: E402
 
 from cotensor.errors import InvalidError  # noqa: E402
-from cotensor.tensorref import Strategy, disable, enable, offload  # noqa: E402
+from cotensor.tensorref import Middleware, Strategy, disable, enable, offload  # noqa: E402
 from cotensor.tensorref.known import MEMORY, TENSORS  # noqa: E402
 from cotensor.tensorref.threads import everywhere  # noqa: E402
 
@@ -398,3 +399,42 @@ def test_a_backward_pass_after_the_block_keeps_no_copies(strategy):
     with session:
         model(X.to("simulated")).sum().backward()
         assert session.stats()["used_bytes"] or strategy in ("cpu", "genoa")
+
+
+class Waits(Middleware):
+    """The first operation of each of two threads waits for that of the other one, for a time."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(2)
+
+    def before_operation(self, operation):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait(1)
+
+
+def test_threads_enter_sessions_in_opposite_orders():
+    first, second, waits = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16), Waits()
+    sessions = [offload(first, "simulated", strategy="cpu"), offload(second, "simulated", strategy="cpu")]
+    [session.use(waits) for session in sessions]
+
+    def program(outer, inner):
+        with outer, inner:
+            return (first.weight + second.weight).detach().cpu()
+
+    threads = [threading.Thread(target=program, args=order, daemon=True) for order in (sessions, sessions[::-1])]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_model_is_disabled_in_its_thread():
+    model = mlp(1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        enable(model, "simulated")
+        # A thread from before is not in the session.
+        with pytest.raises(InvalidError, match="in the thread that has called enable"):
+            pool.submit(disable, model).result()
+    assert model[0].weight.device.type == "simulated"
+    disable(model)
+    assert model[0].weight.device.type == "cpu"

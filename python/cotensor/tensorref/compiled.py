@@ -42,7 +42,7 @@ class CompiledMethod:
         self._methods = methods
         self._holder, self._attribute = holder, attribute
         self._is_own = attribute in vars(holder)
-        self._operation = _Operation(f"compiled {name}".rstrip(), self._compiled)
+        self._operation = _Operation(f"compiled {name}".rstrip())
         # Programs read the signature.
         functools.update_wrapper(self, self._compiled, updated=())
 
@@ -70,7 +70,7 @@ class CompiledMethod:
                 places = list(_places(self.module))
                 weights = list({id(tensor): tensor for _, _, tensor in places}.values())
                 if inside and methods.tensors.fit(weights):
-                    call = _Call(self.module, args, kwargs, places, weights)
+                    call = _Call(self.module, self._compiled, args, kwargs, places, weights)
                     with threads.outside(methods.session), contextlib.suppress(_OnHost):
                         return methods.computing.run_code(self._operation, (call.tensors, weights, call))
             return self._uncompiled(*args, **kwargs)
@@ -90,9 +90,15 @@ class _Call:
     """A call of a compiled method."""
 
     def __init__(
-        self, module: torch.nn.Module, args: Any, kwargs: Any, places: List[_Place], weights: List[torch.Tensor]
+        self,
+        module: torch.nn.Module,
+        compiled: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        places: List[_Place],
+        weights: List[torch.Tensor],
     ) -> None:
-        self.args, self.kwargs, self.places, self.weights = args, kwargs, places, weights
+        self.compiled, self.args, self.kwargs, self.places, self.weights = compiled, args, kwargs, places, weights
         #: The tensors of the arguments.
         self.tensors = nested((args, kwargs))
         training = [one for one in module.modules() if one.training]
@@ -101,11 +107,12 @@ class _Call:
 
 
 class _Operation:
-    """The compiled code as a function of tensors: those of the arguments, and the weights."""
+    """The compiled code as a function of tensors: those of the arguments, and the weights.
 
-    def __init__(self, name: str, compiled: Callable[..., Any]) -> None:
+    What is known of functions lives as long as the process, and so does this object: each call brings the code."""
+
+    def __init__(self, name: str) -> None:
         self.__name__ = name
-        self._compiled = compiled
 
     def written(self, tensors: Sequence[Any], weights: Sequence[torch.Tensor], call: _Call) -> List[torch.Tensor]:
         """The tensors that the code may write without a new version: the statistics of layers that normalize."""
@@ -119,7 +126,7 @@ class _Operation:
         with _in_places([(where, name, copies[id(tensor)]) for where, name, tensor in call.places]), stance.compiled():
             _this_thread.runs_code = True
             try:
-                return self._compiled(*args, **kwargs)
+                return call.compiled(*args, **kwargs)
             finally:
                 _this_thread.runs_code = False
 

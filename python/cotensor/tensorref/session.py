@@ -309,8 +309,11 @@ def enable(model: Any, device: Any = None, **options: Any) -> Offload:
 
 def disable(model: Any) -> None:
     """Ends :func:`enable` for a model, in the same thread. Nothing happens if it is not enabled."""
-    session = _enabled.pop(model, None)
+    session = _enabled.get(model)
     if session is not None:
+        if not threads.is_in(session):
+            raise InvalidError("model: call disable in the thread that has called enable", field="model")
+        del _enabled[model]
         session.__exit__(None, None, None)
 
 

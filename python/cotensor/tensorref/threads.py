@@ -92,14 +92,18 @@ class Sessions(TorchFunctionMode):
             entries = self._concerned(args, kwargs or {})
         if len(entries) == 1:
             return entries[0].__torch_function__(func, types, args, kwargs)
-        # Each of them sees the function that the program calls, the last one first.
-        for entry in entries:
-            _push_mode(entry)  # type: ignore[no-untyped-call]
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            for _ in entries:
-                _pop_mode()  # type: ignore[no-untyped-call]
+        with contextlib.ExitStack() as stack:
+            # In the same order in each thread: another one may have entered the sessions in another order.
+            for lock in sorted([session_of(entry).devices.lock for entry in entries], key=id):
+                stack.enter_context(lock)
+            # Each of them sees the function that the program calls, the last one first.
+            for entry in entries:
+                _push_mode(entry)  # type: ignore[no-untyped-call]
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                for _ in entries:
+                    _pop_mode()  # type: ignore[no-untyped-call]
 
     def _backward(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A backward pass is one of all sessions, which may have saved tensors."""
