@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Iterable, List, Optional, Sequence, Set, Tuple
 
@@ -12,6 +13,9 @@ from .devices import Devices
 from .marks import Marks
 from .mover import Mover
 from .weights import Part, Weight, tensors_of
+
+#: PyTorch before 2.3 does not tell how often memory is used.
+_KNOWS_USES = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
 
 
 class HostTensors:
@@ -28,6 +32,8 @@ class HostTensors:
         #: Tensors of the host that are not weights, and that operations on the device have read: the program has them there.
         self.read = Marks()
         self._local = threading.local()
+        #: How many tensors the weights have when those that the program has freed are looked for.
+        self._sweep_at = 0 if _KNOWS_USES else sys.maxsize
 
     def belongs(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the host is shown as one of the device."""
@@ -58,6 +64,33 @@ class HostTensors:
         with self.devices.lock:
             for mover in self.devices.movers:
                 mover.add(name, tensor)
+            if len(self.weights.owners) >= self._sweep_at:
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Releases the weights of other modules, and former ones of the models, that the program has freed."""
+        kept = {id(tensor) for tensor in self.of_models()}
+        for memory, weights in list(self.weights.by_storage.items()):
+            owners = [owner for weight in weights for owner in weight.owners]
+            if not any([id(owner.tensor) in kept for owner in owners]) and self._only_here(memory, weights, owners):
+                for owner in owners:
+                    self.released(owner)
+        # Looks at each tensor once for each one that is added.
+        self._sweep_at = 2 * max(len(self.weights.owners), len(kept))
+
+    def _only_here(self, memory: int, weights: Sequence[Weight], owners: Sequence[Part]) -> bool:
+        """Whether only the session has the tensors and the memory of weights."""
+        count = len(self.devices.movers)
+        for owner in owners:
+            for mover in self.devices.movers:
+                # Its node of the graph refers to the tensor.
+                mover.weights.owners[id(owner.tensor)].linked = None
+        # Each mover has a part, and the call has the tensor.
+        if any([sys.getrefcount(owner.tensor) > count + 1 or owner.tensor._use_count() > 1 for owner in owners]):
+            return False
+        # Each mover has the sources, which may be views of another tensor, and the call has the memory.
+        sources = sum([1 + weight.source._is_view() for weight in weights])
+        return torch._C._storage_Use_Count(memory) <= len(owners) + count * sources + 1
 
     def add_models(self) -> None:
         """Manages the parameters and buffers of the models."""
