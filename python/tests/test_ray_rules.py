@@ -2,6 +2,7 @@
 
 import json
 from collections import OrderedDict
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from cotensor import (  # noqa: E402
     IoError,
     NoDaemonError,
     NotFoundError,
+    OverBudgetError,
     Store,
     UnsupportedError,
     _elsewhere,
@@ -25,7 +27,7 @@ from cotensor.ray import client, functions, serialization, values  # noqa: E402
 from cotensor.ray.calls import Callee, Outcome  # noqa: E402
 from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
-from cotensor.ray.handle import Handle, Spec  # noqa: E402
+from cotensor.ray.handle import Handle, Spec, spec_of  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
 from cotensor.ray.named import described  # noqa: E402
 from cotensor.ray.peers import ANSWER_TIMEOUT  # noqa: E402
@@ -298,3 +300,52 @@ def test_an_agent_reports_that_a_function_has_run(daemon):
         assert callee.running() == []
         missing = callee.call("id", "gone", (), {}, None).error
         assert isinstance(missing, NotFoundError) and not_called(missing)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The objects that are written are ordinary ones of Ray."""
+    monkeypatch.setattr(serialization, "_is_counted", lambda: True)
+
+
+def test_arrays_do_not_travel_silently_when_the_agent_has_another_version(counted, monkeypatch):
+    def other_version(*_):
+        raise UnsupportedError("the agent of node own has Cotensor 0.0.1, and this process 0.1.0: use one version")
+
+    array = np.ones(values.INLINE_BYTES_MAX + 1, "u1")
+    process = SimpleNamespace(put=lambda value: Store().put("x", value), handle_of=other_version)
+    for current in (other_version, lambda: process):
+        monkeypatch.setattr(Process, "current", current)
+        with pytest.raises(UnsupportedError, match="has Cotensor 0.0.1"):
+            serialization._array(array)
+    dates = np.full(100_000, "2026-11-29", "M8[D]")
+    assert serialization._array(dates)[0] is not serialization._value, "a dtype that is not shared travels in its object"
+
+
+def test_tensors_travel_by_value_when_the_node_is_full_or_has_no_daemon(counted, monkeypatch):
+    problems = [OverBudgetError("full"), NoDaemonError("no daemon")]
+
+    def handle_of(tensor):
+        raise problems[0]
+
+    process = SimpleNamespace(handle_of=handle_of, store=Store())
+    process._made = lambda make: Process._made(process, make)
+    process.put_values = lambda *given: Process.put_values(process, *given)
+    monkeypatch.setattr(Process, "current", lambda: process)
+    options = {"kind": "weight", "producer": "p", "metadata": {"bits": 2}}
+    group = Store().put_group("group", {"codes": np.arange(300_000) % 200, "scales": np.ones((10, 3), "f4")}, **options)
+    sent = [group, Store().put("x", np.arange(400_000.0).reshape(2, -1), **options)[:, 10:], group["scales"]]
+    while problems:
+        for tensor in sent:
+            is_large = tensor.nbytes > values.INLINE_BYTES_MAX
+            with pytest.warns(ResourceWarning, match="inside of its object") if is_large else nullcontext():
+                make, fields = serialization._tensor(tensor)
+            found = make(*fields)
+            assert spec_of(found) == spec_of(tensor) and found.tobytes() == tensor.tobytes()
+            assert {name: one.tobytes() for name, one in found.members().items()} == {
+                name: one.tobytes() for name, one in tensor.members().items()
+            }
+        problems.pop(0)
+    problems.append(OverBudgetError("full"))
+    with pytest.raises(OverBudgetError):
+        serialization._handle(lambda process: process.handle_of(None), has_values=False)

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, cast
+from typing import Any, Callable, Dict, Iterator, List, Optional, cast
 
 import ray
 
@@ -72,8 +72,12 @@ class Process:
 
     def publish(self, value: Any, form: Form) -> Handle:
         """Publishes an array, which lives as long as the handle's token. Raises :class:`OverBudgetError`."""
-        with self.store.put(own_name(), value, keep=False) as tensor:
+        with self.put(value) as tensor:
             return self.handle_of(tensor, form)
+
+    def put(self, value: Any) -> Tensor:
+        """A tensor of the node with the values of an array, which lives as long as its leases."""
+        return self.store.put(own_name(), value, keep=False)
 
     def handle_of(self, tensor: Tensor, form: Form = "tensor") -> Handle:
         """A handle of a tensor. One of another store is copied to this one first."""
@@ -98,13 +102,26 @@ class Process:
             return tensor
         return tensor.numpy() if handle.form == "numpy" else tensor.torch()
 
-    def put_small(self, array: Any, **options: Any) -> Tensor:
+    def put_small(self, array: Any) -> Tensor:
         """A tensor of this node with the values of a small array that has travelled in its object."""
+        return self._made(lambda store: store.put(own_name(), array, keep=False))
+
+    def put_values(self, spec: Spec, data: bytes) -> Tensor:
+        """A tensor of this node, whose values have travelled in their object."""
+
+        def make(store: Store) -> Tensor:
+            builder = spec.builder(store, own_name(), keep=False)
+            builder._write_bytes(0, data)
+            return builder.publish()
+
+        return self._made(make)
+
+    def _made(self, make: Callable[[Store], Tensor]) -> Tensor:
         try:
-            return self.store.put(own_name(), array, keep=False, **options)
+            return make(self.store)
         except (OverBudgetError, NoDaemonError) as error:
-            warnings.warn(f"a tensor is copied into this process: {error}", ResourceWarning, stacklevel=2)
-            return Store().put(own_name(), array, keep=False, **options)
+            warnings.warn(f"a tensor is copied into this process: {error}", ResourceWarning, stacklevel=3)
+            return make(Store())
 
     def get(self, name: str) -> Tensor:
         """The tensor of a name. One of another node is copied to this node first, under the same name."""

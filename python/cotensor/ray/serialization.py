@@ -7,13 +7,13 @@ import sys
 import threading
 import warnings
 from types import FrameType
-from typing import Any, Callable, Dict, Optional, Tuple, cast
+from typing import Any, Callable, Optional, Tuple, cast
 
 import ray
 
 from .._native import Tensor, __version__
 from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
-from .handle import Form, Handle, Spec
+from .handle import Form, Handle, Spec, spec_of
 from .imports import when_imported
 from .process import Process, node_id
 from .values import INLINE_BYTES_MAX, small
@@ -41,10 +41,9 @@ def _tensor(tensor: Tensor) -> _Reduced:
     if not _is_counted():
         return _inline(tensor)
     # A token takes longer than the copy.
-    array = small(tensor) if tensor.device == "cpu" else None
-    if array is None:
-        return _handle(lambda process: process.handle_of(tensor))
-    return _small_value, (__version__, array, tensor.kind, tensor.producer, tensor.metadata or None)
+    is_small = tensor.device == "cpu" and small(tensor) is not None
+    handle = None if is_small else _handle(lambda process: process.handle_of(tensor), tensor.device == "cpu")
+    return handle or (_by_value, (__version__, tuple(spec_of(tensor)), tensor.tobytes()))
 
 
 def _array(array: Any) -> _Reduced:
@@ -69,14 +68,16 @@ def _torch(tensor: Any) -> _Reduced:
 
 
 def _published(value: Any, form: Form) -> Optional[_Reduced]:
-    try:
-        return _handle(lambda process: process.publish(value, form))
-    except (UnsupportedError, InvalidError):
-        # A dtype that is not shared, such as dates, or too many dimensions.
-        return None
-    except (OverBudgetError, NoDaemonError) as error:
-        warnings.warn(f"a tensor travels inside of its object: {error}", ResourceWarning, stacklevel=2)
-        return None
+    def make(process: Process) -> Optional[Handle]:
+        try:
+            tensor = process.put(value)
+        except (UnsupportedError, InvalidError):
+            # A dtype that is not shared, such as dates, or too many dimensions.
+            return None
+        with tensor:
+            return process.handle_of(tensor, form)
+
+    return _handle(make)
 
 
 def _is_counted() -> bool:
@@ -84,8 +85,17 @@ def _is_counted() -> bool:
     return bool(ray._private.worker.global_worker.get_serialization_context().is_in_band_serialization())
 
 
-def _handle(make: Callable[[Process], Handle]) -> _Reduced:
-    handle = make(Process.current())
+def _handle(make: Callable[[Process], Optional[Handle]], has_values: bool = True) -> Optional[_Reduced]:
+    """None for a value that travels inside of its object. Only one that ``has_values`` on the host can."""
+    try:
+        handle = make(Process.current())
+    except (OverBudgetError, NoDaemonError) as error:
+        if not has_values:
+            raise
+        warnings.warn(f"a tensor travels inside of its object: {error}", ResourceWarning, stacklevel=2)
+        return None
+    if handle is None:
+        return None
     # Plain tuples: another version may have other classes.
     fields = {**handle._asdict(), "spec": tuple(handle.spec)}
     return _value, (__version__, tuple(fields.values()))
@@ -115,10 +125,10 @@ def _value(version: str, fields: Tuple[Any, ...]) -> Any:
         raise
 
 
-def _small_value(version: str, array: Any, kind: str, producer: Optional[str], metadata: Optional[Dict[str, Any]]) -> Tensor:
-    """A small tensor of the Cotensor that has written it."""
+def _by_value(version: str, spec: Tuple[Any, ...], data: bytes) -> Tensor:
+    """A tensor of the Cotensor that has written its values."""
     _check_version(version)
-    return Process.current().put_small(array, kind=kind, producer=producer, metadata=metadata)
+    return Process.current().put_values(Spec.of(spec), data)
 
 
 def _check_version(version: str) -> None:
