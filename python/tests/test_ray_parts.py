@@ -206,7 +206,7 @@ def test_functions_run_when_modules_are_imported(tmp_path, monkeypatch):
     del sys.modules["imported_later"]
 
 
-def test_references_are_kept_while_a_task_is_submitted():
+def test_references_are_kept_while_a_task_is_submitted(monkeypatch):
     class Reference:
         pass
 
@@ -217,6 +217,14 @@ def test_references_are_kept_while_a_task_is_submitted():
     names = {"__name__": "ray.actor", "keep": submissions.keep_while_submitted, "Reference": Reference}
     names["go_on"] = threading.Event()
     exec("def submit():\n    keep(Reference())\n    go_on.wait(30)\n", names)
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without, pytest.raises(RuntimeError, match="new thread"):
+        without.setattr(threading.Thread, "start", no_thread)
+        names["submit"]()
+    assert kept == [], "the next one starts the thread"
     thread = threading.Thread(target=names["submit"])
     thread.start()
     for _ in range(5):

@@ -307,6 +307,20 @@ def test_a_server_goes_on_after_a_time_without_descriptors(serve, monkeypatch, p
     assert fetched(serve({b"large": b"abc"}).address, 3) == b"abc" and len(failed) == 3
 
 
+def test_a_server_goes_on_after_a_time_without_threads(serve, monkeypatch, patient):
+    monkeypatch.setattr(transfer, "CONNECTIONS_MAX", 1)
+    server, start, failed = serve({b"large": b"abc"}), threading.Thread.start, []
+
+    def without(self):
+        if self.name == "transfer" and len(failed) < 2:
+            failed.append(1)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", without)
+    assert fetched(server.address, 3) == b"abc" and len(failed) == 2
+
+
 def test_a_reader_that_takes_its_time_gets_all(serve, monkeypatch):
     """The time limit of a server is one of silence, not of the whole answer."""
     monkeypatch.setattr(transfer, "IDLE_TIMEOUT", 2.0)

@@ -159,7 +159,11 @@ def _collect_soon() -> None:
     if ray._private.worker.global_worker.mode == ray.WORKER_MODE and _collecting.acquire(blocking=False):
         timer = threading.Timer(_COLLECT_SECONDS, _collect)
         timer.daemon = True
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError:
+            # This process can have no more threads now. The next error tries again.
+            _collecting.release()
 
 
 def _collect() -> None:

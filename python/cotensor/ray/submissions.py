@@ -27,9 +27,10 @@ def keep_while_submitted(reference: Any) -> None:
     if frame is None:
         return
     with _lock:
-        _kept.append((threading.get_ident(), frame, reference))
-        if len(_kept) == 1:
+        if not _kept:
+            # First: without the thread, all later references would stay.
             threading.Thread(target=_watch, name="submissions", daemon=True).start()
+        _kept.append((threading.get_ident(), frame, reference))
 
 
 def _submission() -> Optional[FrameType]:

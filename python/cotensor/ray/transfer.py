@@ -93,7 +93,13 @@ class Server:
                 # The other node has gone, or this process has no descriptor left.
                 time.sleep(_PAUSE)
                 continue
-            threading.Thread(target=self._serve, args=(stream,), name="transfer", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(stream,), name="transfer", daemon=True).start()
+            except RuntimeError:
+                # This process can have no more threads now. The other node asks again, here or elsewhere.
+                stream.close()
+                self._places.release()
+                time.sleep(_PAUSE)
 
     def _serve(self, stream: socket.socket) -> None:
         try:
