@@ -2,7 +2,9 @@
 
 import os
 import random
+import socket
 import threading
+import time
 
 import pytest
 
@@ -159,6 +161,78 @@ def test_copies_that_wait_for_one_node_delay_none_from_another(nodes, origin):
         thread.join(60)
     assert node.pulls.count == len(threads) + 1 and len(node.pulls._places) == 0
     slow.close()
+
+
+def test_copies_that_wait_for_a_silent_node_fail_with_the_first(nodes, monkeypatch):
+    node, asked, began = nodes[0], [], threading.Semaphore(0)
+    monkeypatch.setattr(transfer, "SILENCE_TIMEOUT", 2)
+    silent = socket.create_server(("127.0.0.1", 0), backlog=64)
+    node.join = lambda *_: began.release() or [(*silent.getsockname()[:2], bytes(transfer.SECRET_BYTES))]
+    fetch = pulls.fetch
+    monkeypatch.setattr(pulls, "fetch", lambda *given: asked.append(1) or fetch(*given))
+    errors = []
+
+    def pull(number):
+        with pytest.raises(IoError, match=f"name {number} of node silent: .*did not come") as caught:
+            target = TensorTarget(Spec((10,), "uint8").builder(node.store, own_name(), keep=False))
+            node.pulls.pull(("silent", (number, 1)), TOKEN, f"name {number}", lambda: target)
+        errors.append(type(caught.value))
+
+    threads = [threading.Thread(target=pull, args=(number,)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert began.acquire(timeout=60)
+    for thread in threads:
+        thread.join(60)
+    silent.close()
+    assert errors == [IoError] * 40 and len(asked) < 20, "not one after the other"
+    assert len(node.pulls._places) == len(node.pulls._alone) == 0
+
+
+def test_processes_that_wait_for_one_copy_share_its_error(nodes):
+    """Each by a token of its own. That of the copy can have ended, which is no error of others."""
+    node, joined, go_on = nodes[0], threading.Event(), threading.Event()
+    problems, errors = [NotFoundError("freed"), IoError("the node does not answer")], []
+
+    def join(*_):
+        joined.set()
+        assert go_on.wait(60)
+        raise problems.pop(0)
+
+    def pull(number):
+        with pytest.raises((IoError, NotFoundError)) as caught:
+            node.pull(f"{number:02x}" * 28)
+        errors.append(type(caught.value))
+
+    node.join = join
+    threads = [threading.Thread(target=pull, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    assert joined.wait(60)
+    while node.pulls._alone._keys[KEY].users < len(threads):
+        time.sleep(0.01)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert errors == [NotFoundError, *[IoError] * 4] and problems == [] and node.holdings.wanted() == {}
+
+
+def test_a_copy_of_another_node_has_the_rest_of_the_time_for_its_first_byte(nodes, monkeypatch):
+    node, found = nodes[0], []
+    node.join = lambda *_: time.sleep(0.1) or [nodes[1].server.address]
+    node.copies = lambda key, timeout: iter([nodes[1].server.address] * 2)
+
+    def fetch(sources, memory, advance, populate, silence):
+        found.append(silence)
+        raise IoError("no byte")
+
+    monkeypatch.setattr(pulls, "fetch", fetch)
+    for limit in (5.0, 0.0):
+        monkeypatch.setattr(pulls, "_ERROR_SECONDS", limit)
+        with pytest.raises(IoError, match="no byte"):
+            node.pull()
+    assert found[0] is None and 0 < found[2] <= found[1] < 4.91 and found[3:5] == [None, pulls._OTHERS_SECONDS_MIN]
 
 
 def test_memory_of_a_copy_is_made_as_its_bytes_come(daemon):

@@ -1,6 +1,8 @@
 """The rules of functions and models of cotensor.ray, without a cluster."""
 
 import json
+import threading
+import time
 from collections import OrderedDict
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -21,9 +23,11 @@ from cotensor import (  # noqa: E402
     UnsupportedError,
     _elsewhere,
 )
+from cotensor.client import SharedTensorClient  # noqa: E402
 from cotensor.functions.retries import not_called  # noqa: E402
 from cotensor.provider import SharedTensorProvider  # noqa: E402
-from cotensor.ray import client, functions, serialization, values  # noqa: E402
+from cotensor.ray import client, functions, peers, serialization, values  # noqa: E402
+from cotensor.ray import process as own  # noqa: E402
 from cotensor.ray.calls import Callee, Outcome  # noqa: E402
 from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
@@ -349,3 +353,57 @@ def test_tensors_travel_by_value_when_the_node_is_full_or_has_no_daemon(counted,
     problems.append(OverBudgetError("full"))
     with pytest.raises(OverBudgetError):
         serialization._handle(lambda process: process.handle_of(None), has_values=False)
+
+
+@pytest.fixture
+def process(daemon, monkeypatch):
+    """A process at a node. Its agent is in this process, and gives signs of life while ``signs`` has one."""
+    monkeypatch.setattr(own, "aside", nullcontext)
+    monkeypatch.setattr(own, "_SILENT_MAX", 0.5)
+    monkeypatch.setattr(own, "_SIGN_INTERVAL", 0.05)
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []) if process.signs else ([], asked))
+    process, process.node, process.signs = object.__new__(Process), "own", [1]
+    process._agent = SimpleNamespace(hear=SimpleNamespace(remote=lambda call: "sign"))
+    with daemon.connect() as store, SharedTensorProvider(store=store, execution_mode="server", workers=2) as provider:
+        process._client = SharedTensorClient(store=store, timeout=None)
+        process.provider = provider
+        yield process
+        process._client.close()
+
+
+def test_a_copy_takes_its_time_while_the_agent_gives_signs_of_life(process):
+    process.provider.share(name="cotensor.ray.slow")(lambda: time.sleep(2) or "done")
+    process.provider.start()
+    assert process._call("cotensor.ray.slow", []) == "done"
+
+
+def test_an_agent_that_hangs_is_an_error_that_names_it(process):
+    ends = threading.Event()
+    process.provider.share(name="cotensor.ray.hangs")(lambda: ends.wait(60))
+    process.provider.start()
+    process.signs.clear()
+    with pytest.raises(IoError, match="the agent of this node, the actor 'own' .* does not answer"):
+        process._call("cotensor.ray.hangs", [])
+    ends.set()
+
+
+def test_a_node_is_looked_for_at_a_head_that_answers(monkeypatch):
+    """Ray's own look-up waits for a minute. It does without the head for a node that it has found before."""
+
+    class Head:
+        def internal_kv_exists(self, key, namespace, timeout):
+            raise ray.exceptions.RpcError("Deadline Exceeded")
+
+    asked = []
+    monkeypatch.setattr(ray, "get_actor", lambda node, namespace: asked.append(node) or f"agent {node}")
+    monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("it waits"))
+    monkeypatch.setattr(ray._private.worker.global_worker, "gcs_client", Head(), raising=False)
+    monkeypatch.setattr(peers, "_found", {"known"})
+    assert peers.running_agent("known") == "agent known"
+    for look in (lambda: peers.running_agent("other"), peers.living):
+        with pytest.raises(IoError, match="the head of the Ray cluster does not answer"):
+            look()
+    with pytest.raises(IoError, match="x of node other: the node does not answer: the head"):
+        peers.ask("other", "token", "own", "x")
+    assert peers.with_agents(["known", "other"]) == ["known", "other"], "it may have one"
+    assert list(peers.answers("own", "counts", nodes=["other"])) == [] and asked == ["known"] * 2

@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .._native import Store, Tensor, __version__
-from ..errors import ConflictError, NoDaemonError, NotFoundError
+from ..errors import ConflictError, IoError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
 from .arrival import Readable
@@ -27,7 +27,7 @@ from .models import Described
 from .named import Named
 from .origins import OtherAgents
 from .orphans import Orphans, remove
-from .peers import ANSWER_TIMEOUT, NAMESPACE, others, running_agent
+from .peers import ANSWER_TIMEOUT, NAMESPACE, check_head, living, others, running_agent, tell
 from .pulls import Pulls, TensorTarget, whole
 from .transfer import Address, Server
 from .trees import Trees
@@ -47,7 +47,9 @@ _WATCH_INTERVAL = 5.0
 
 
 def agent_of(node: str) -> Any:
-    """The agent of a node. The first call starts it."""
+    """The agent of a node. The first call starts it. Raises :class:`IoError` if the head of the cluster does not answer."""
+    with contextlib.suppress(ValueError):
+        return running_agent(node)
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {
         "name": node,
@@ -66,13 +68,13 @@ def agent_of(node: str) -> Any:
 
 def started_agents(nodes: Sequence[str]) -> List[str]:
     """Those of the nodes whose agents run. Starts missing agents, and waits for those that are starting, also once more. An agent
-    that runs and does not answer is given up after the time for an answer."""
+    that runs and does not answer is given up after the time for an answer. Raises :class:`IoError` as :func:`agent_of`."""
     began, started = time.monotonic(), []
     asked = {agent_of(node).socket.remote(): node for node in nodes}
     while asked and time.monotonic() - began < START_TIMEOUT:
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_START_INTERVAL)
         if time.monotonic() - began > ANSWER_TIMEOUT:
-            asked = {one: node for one, node in asked.items() if one in done or not _is_running(node)}
+            asked = {one: node for one, node in asked.items() if one in done or not is_running(node)}
         for one in done:
             node = asked.pop(one)
             try:
@@ -88,12 +90,14 @@ def started_agents(nodes: Sequence[str]) -> List[str]:
     return started
 
 
-def _is_running(node: str) -> bool:
-    """Whether the agent of a node has started, by the state of its actor."""
+def is_running(node: str) -> bool:
+    """Whether the agent of a node has started, by the state of its actor. Raises :class:`IoError` if the head of the cluster
+    does not answer."""
     try:
         actor = running_agent(node)._actor_id.hex()
     except ValueError:
         return False
+    check_head()
     return bool(ray._private.state.actors(actor).get("State") == "ALIVE")
 
 
@@ -290,9 +294,8 @@ class Agent:
             nodes = self._holdings.end(token) - {""}
             self._trees.end(token)
             for node in nodes:
-                # A node that is gone has no copy, and another one asks for what it was not told.
-                with contextlib.suppress(Exception):
-                    running_agent(node).end_copies.remote(token.hex())
+                # A node that does not get this asks for it.
+                tell(node, "end_copies", token.hex())
 
     def _watch_daemon(self) -> None:
         try:
@@ -307,7 +310,7 @@ class Agent:
         wanted = self._holdings.wanted()
         if not wanted and not self._trees.nodes():
             return
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        alive = set(living())
         self._trees.retain(alive)
         for node, tokens in wanted.items():
             if node not in alive:
@@ -321,7 +324,7 @@ class Agent:
                     # It has ended just now.
                     continue
                 ended = tokens
-            except ray.exceptions.RayError:
+            except (IoError, ray.exceptions.RayError):
                 continue
             for token in ended:
                 self._holdings.end_copies(token)

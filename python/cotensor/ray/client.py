@@ -107,8 +107,8 @@ class Client(SharedTensorClient):
                 raise TimedOutError(f"{name}: the time is over before node {node} is called", field="timeout")
             try:
                 attempt = _Attempt(node, name)
-            except ValueError:
-                # Its agent has ended since it answered.
+            except (ValueError, IoError):
+                # Its agent has ended since it answered, or the head does not answer.
                 continue
             outcome = attempt.run(handles, limit)
             if outcome.error is None:

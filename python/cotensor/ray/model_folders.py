@@ -105,7 +105,7 @@ class ModelFolders:
         self._known: Dict[str, Tuple[Path, Folder]] = {}
         #: Copies by what was asked for. The next life of this agent finds them by their content.
         self._copies: Dict[Wanted, Folder] = {}
-        self._alone: Alone[object] = Alone()
+        self._alone: Alone[object] = Alone(shared=IoError)
 
     def bring(self, name: str, base: str, variant: Optional[str]) -> List[str]:
         """The folder of a model on this node, and the one that a process has to use (:func:`folders.use`), empty for a model that

@@ -79,7 +79,7 @@ class Named:
             self._settle(name)
         self._try_to_write_list()
         #: For names that are looked for and copied.
-        self._alone: Alone[str] = Alone()
+        self._alone: Alone[str] = Alone(shared=IoError)
         #: For names whose copy is published and entered, or whose version is read and compared with the copy.
         self._versions: Alone[str] = Alone()
 
@@ -155,7 +155,8 @@ class Named:
             self._write_list()
 
     def _update(self, name: str, node: str) -> None:
-        with self._alone.with_key(name):
+        # An older version is here, for processes that wait.
+        with self._alone.with_key(name), contextlib.suppress(CotensorError):
             try:
                 with self._store.get(name) as tensor:
                     former = tensor.id

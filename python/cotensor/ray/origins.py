@@ -6,9 +6,10 @@ import contextlib
 from typing import Callable, Iterator, List, Optional
 
 from .._native import Tensor
+from ..errors import IoError
 from .holdings import Key
 from .orphans import Orphans
-from .peers import answers, ask, others, running_agent
+from .peers import answers, ask, others, tell
 from .transfer import Address
 
 
@@ -24,12 +25,13 @@ class OtherAgents:
 
     def leave(self, node: str, token: str) -> None:
         """The copy did not succeed."""
-        with contextlib.suppress(Exception):
-            running_agent(node).unserve.remote(token, self._node)
+        tell(node, "unserve", token, self._node)
 
     def copies(self, key: Key, timeout: float) -> Iterator[Address]:
         """The nodes that answer that they have a copy of a tensor."""
-        nodes = [node for node in others(self._node) if node != key[0]]
+        nodes: List[str] = []
+        with contextlib.suppress(IoError):
+            nodes = [node for node in others(self._node) if node != key[0]]
         for _, address in answers(self._node, "copy_at", *key, timeout=timeout, nodes=nodes):
             if address is not None:
                 yield address

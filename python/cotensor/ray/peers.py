@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Iterable, Iterator, List, Optional, Tuple, cast
+from typing import Any, Iterable, Iterator, List, Optional, Set, Tuple, cast
 
 import ray
 
@@ -15,39 +15,85 @@ from .transfer import Address
 NAMESPACE = "cotensor"
 #: The time for another node's agent to answer, in seconds.
 ANSWER_TIMEOUT = 4.5
+#: The same if copies of other nodes are looked for afterwards, and for a message that nothing waits for.
+_ASK_TIMEOUT, _TELL_TIMEOUT = 4.0, 0.5
+#: The nodes whose agents this process has found. Ray finds them again without the head of the cluster.
+_found: Set[str] = set()
 
 
-def running_agent(node: str) -> Any:
-    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended."""
-    return ray.get_actor(node, NAMESPACE)
+def check_head(timeout: float = ANSWER_TIMEOUT) -> None:
+    """Raises :class:`IoError` if the head of the cluster does not answer in time. Ray's own calls of it wait for 60 s."""
+    head = getattr(ray._private.worker.global_worker, "gcs_client", None)
+    try:
+        # A client of Ray Client has none.
+        if head is not None:
+            head.internal_kv_exists(NAMESPACE.encode(), None, max(timeout, 0.01))
+    except ray.exceptions.RpcError as error:
+        raise IoError(f"the head of the Ray cluster does not answer: {error}", field="head") from error
+
+
+def running_agent(node: str, timeout: float = ANSWER_TIMEOUT) -> Any:
+    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended, and
+    :class:`IoError` if the head of the cluster is needed, and does not answer in time."""
+    if node not in _found:
+        check_head(timeout)
+    try:
+        agent = ray.get_actor(node, NAMESPACE)
+    except ValueError:
+        _found.discard(node)
+        raise
+    _found.add(node)
+    return agent
 
 
 def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> List[Address]:
     """Where the tensor of another node's token is read. Its agent reports the token's end to the node ``asking``, and sends
     other nodes to its ``address``, if it has one."""
+    end = time.monotonic() + _ASK_TIMEOUT
     try:
-        return cast(List[Address], ray.get(running_agent(node).serve.remote(token, asking, address), timeout=ANSWER_TIMEOUT))
+        asked = running_agent(node, _ASK_TIMEOUT).serve.remote(token, asking, address)
+        return cast(List[Address], ray.get(asked, timeout=max(0.0, end - time.monotonic())))
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if isinstance(error.cause, CotensorError) else None
         raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
-    except (ValueError, ray.exceptions.RayError) as error:
+    except (ValueError, IoError, ray.exceptions.RayError) as error:
         # Of several classes: the actor has ended, cannot be started again on its node, or does not answer in time.
         raise IoError(f"{name} of node {node}: the node does not answer: {error}", field=name) from error
 
 
+def tell(node: str, method: str, *arguments: Any) -> None:
+    """Calls a method of the agent of a node, and waits for nothing. A node that has ended needs no message."""
+    with contextlib.suppress(Exception):
+        getattr(running_agent(node, _TELL_TIMEOUT), method).remote(*arguments)
+
+
+def living() -> List[str]:
+    """The nodes of the cluster. Raises :class:`IoError` if its head does not answer in time."""
+    check_head()
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+
+
 def others(own: str) -> List[str]:
-    """The nodes of the cluster but ``own``."""
-    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+    """As :func:`living`, but ``own``."""
+    return [node for node in living() if node != own]
 
 
 def with_agents(nodes: List[str]) -> List[str]:
-    """Those of the nodes that have an agent, also one that is starting."""
-    found = []
+    """Those of the nodes that have an agent, also one that is starting, or of which the head does not say it in time."""
+    return [node for node, _ in _agents(nodes, time.monotonic() + ANSWER_TIMEOUT)]
+
+
+def _agents(nodes: List[str], end: float) -> Iterator[Tuple[str, Optional[Any]]]:
+    """The agents of those of the nodes that have one. None for one that is not known in time."""
     for node in nodes:
-        with contextlib.suppress(ValueError):
-            running_agent(node)
-            found.append(node)
-    return found
+        try:
+            left = end - time.monotonic()
+            yield node, running_agent(node, left) if left > 0 else None
+        except ValueError:
+            # Without an agent, it has no daemon.
+            pass
+        except IoError:
+            yield node, None
 
 
 def unanswered(nodes: Iterable[str]) -> str:
@@ -70,11 +116,8 @@ def answer_of(node: str, method: str, *arguments: Any, timeout: float = ANSWER_T
 
 def _answers(nodes: List[str], method: str, arguments: Tuple[Any, ...], timeout: float) -> Iterator[Tuple[str, Any]]:
     end = time.monotonic() + timeout
-    asked = {}
-    for node in nodes:
-        # A node without an agent has no daemon.
-        with contextlib.suppress(ValueError):
-            asked[getattr(running_agent(node), method).remote(*arguments)] = node
+    agents = _agents(nodes, end)
+    asked = {getattr(agent, method).remote(*arguments): node for node, agent in agents if agent is not None}
     while asked:
         done, _ = ray.wait(list(asked), timeout=max(0.0, end - time.monotonic()))
         if not done:

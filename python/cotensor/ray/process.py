@@ -14,7 +14,7 @@ import ray
 from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
-from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of
+from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of, is_running
 from .folders import use
 from .handle import Form, Handle, Id, Spec, copied, leased, own_name, reduced, spec_of
 from .peers import NAMESPACE, ask
@@ -25,10 +25,12 @@ from .submissions import keep_while_submitted
 _TOKENS = 64
 #: The time for an agent that was started again to offer its functions, in seconds.
 _START_WAIT = 10.0
-#: The time for an answer of the node's own agent: for a copy from another node it includes the transfer.
-_ANSWER_TIMEOUT = 600.0
-#: The same for a model.
-_MODEL_TIMEOUT = 3600.0
+#: An agent of this node that runs, and does not answer for so long, hangs, in seconds. The machine can be busy.
+_SILENT_MAX = 10.0
+#: The time between two signs of life that a waiting call asks for, in seconds.
+_SIGN_INTERVAL = 1.0
+#: The field of an error of an agent that hangs.
+_AGENT = "agent"
 
 
 def node_id() -> str:
@@ -49,7 +51,8 @@ class Process:
     def __init__(self) -> None:
         self.node = node_id()
         self.store = Store.connect(self._start_agent(), client="ray", autostart=False)
-        self._client = SharedTensorClient(store=self.store)
+        # Each copy takes its time. See `_waited`.
+        self._client = SharedTensorClient(store=self.store, timeout=None)
         self._tokens: List[Any] = []
         self._tokens_lock = threading.Lock()
 
@@ -128,13 +131,13 @@ class Process:
         try:
             return self.store.get(name)
         except NotFoundError:
-            self._call(BRING, [name], _ANSWER_TIMEOUT)
+            self._call(BRING, [name])
             return self.store.get(name)
 
     def model(self, name: str, base: str, variant: Optional[str]) -> str:
         """The folder of a model on this node. A copy of another node's stays as long as this process."""
         while True:
-            model, folder = self._call(MODEL, [name, base, variant], _MODEL_TIMEOUT)
+            model, folder = self._call(MODEL, [name, base, variant])
             if not folder or folder in self._folders:
                 return cast(str, model)
             descriptor = use(Path(folder))
@@ -153,7 +156,7 @@ class Process:
         token = handle.token.hex()
         arguments = [token, handle.node, handle.name, list(handle.id), list(handle.spec)]
         try:
-            id_ = tuple(self._call(PULL, arguments, _ANSWER_TIMEOUT))
+            id_ = tuple(self._call(PULL, arguments))
         except OverBudgetError as error:
             warnings.warn(f"a tensor of another node is copied into this process: {error}", ResourceWarning, stacklevel=2)
             with aside():
@@ -189,22 +192,66 @@ class Process:
                     return self._tokens.pop()
             try:
                 with aside():
-                    more = ray.get(self._agent.tokens.remote(_TOKENS), timeout=START_TIMEOUT)
+                    [more] = self._answers([self._agent.tokens.remote(_TOKENS)])
             except ray.exceptions.RayActorError:
                 self._start_agent()
                 continue
             with self._tokens_lock:
                 self._tokens += more
 
-    def _call(self, function: str, arguments: List[Any], timeout: Optional[float] = None) -> Any:
+    def _call(self, function: str, arguments: List[Any]) -> Any:
         """Calls a function of the agent, which is started again when it does not run."""
+        for wait in (None, _START_WAIT):
+            try:
+                retries = self._client._retries(wait=wait)
+                return self._client._retrying(lambda _: self._waited(function, arguments), function, retries)
+            except (NotFoundError, IoError) as error:
+                if wait or isinstance(error, (NoDaemonError, RemoteError)) or error.field == _AGENT:
+                    raise
+            self._start_agent()
+        raise AssertionError
+
+    def _waited(self, function: str, arguments: List[Any]) -> Any:
+        """The result of a function of the agent. It can take any time while the agent gives signs of life."""
+        queue = self._client._functions().completion_queue(function)
+        queue.call(1, function, arguments)
+        sign, heard = None, time.monotonic()
         try:
-            return self._client.call_function(function, arguments, timeout=timeout)
-        except (NotFoundError, IoError) as error:
-            if isinstance(error, (NoDaemonError, RemoteError)):
-                raise
-        self._start_agent()
-        return self._client.call_function(function, arguments, timeout=timeout, wait=_START_WAIT)
+            while True:
+                for _, result, is_error in queue.wait(_SIGN_INTERVAL):
+                    if not is_error:
+                        return result
+                    try:
+                        raise result
+                    finally:
+                        # The error has this frame.
+                        del result
+                with aside():
+                    if sign is not None and ray.wait([sign], timeout=0)[0]:
+                        sign, heard = None, time.monotonic()
+                    if time.monotonic() - heard > _SILENT_MAX:
+                        raise self._silent()
+                    sign = sign or self._agent.hear.remote("")
+        except BaseException:
+            queue.remove(1)
+            raise
+
+    def _answers(self, asked: List[Any]) -> List[Any]:
+        """The results of methods of the agent, which may be starting."""
+        end = time.monotonic() + START_TIMEOUT
+        while True:
+            done, _ = ray.wait(asked, num_returns=len(asked), timeout=_SILENT_MAX)
+            if len(done) < len(asked) and (time.monotonic() > end or is_running(self.node)):
+                # It may have started just now.
+                done, _ = ray.wait(asked, num_returns=len(asked), timeout=_SIGN_INTERVAL)
+                if len(done) < len(asked):
+                    raise self._silent()
+            if len(done) == len(asked):
+                return cast(List[Any], ray.get(asked))
+
+    def _silent(self) -> IoError:
+        agent = f"the agent of this node, the actor {self.node!r} in the namespace {NAMESPACE!r}"
+        return IoError(f"{agent}, does not answer: end its process, and Ray starts it again", field=_AGENT)
 
     def _start_agent(self) -> str:
         """Starts the agent unless it runs. Returns the socket of its daemon."""
@@ -213,7 +260,7 @@ class Process:
                 with aside():
                     self._agent = agent_of(self.node)
                     asked = [self._agent.socket.remote(), self._agent.version.remote()]
-                    socket, version = ray.get(asked, timeout=START_TIMEOUT)
+                    socket, version = self._answers(asked)
                 if version != __version__:
                     raise UnsupportedError(
                         f"the agent of node {self.node} has Cotensor {version}, and this process {__version__}: use one version, "

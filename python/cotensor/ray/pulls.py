@@ -13,14 +13,14 @@ from ..errors import ConflictError, IoError, NotFoundError, OverBudgetError, Ref
 from .alone import Alone, Places
 from .arrival import Arrival, Readable, Whole
 from .holdings import Holdings, Key
-from .transfer import Address, Source, fetch, ranges_of
+from .transfer import Address, SilentError, Source, fetch, ranges_of
 
 #: The names of copies begin with it. A token is 28 bytes of its own.
 _COPY = b"copy/"
 #: Copies that come from one node at a time. A slow node delays no copies from others.
 _FROM_ONE_NODE = 8
-#: The time for an error when no node sends a tensor, and the least time for other nodes to answer whether they have a copy, in
-#: seconds.
+#: The time for an error when no node sends a tensor, and the least time for other nodes to answer whether they have a copy, and
+#: for the first byte of one, in seconds.
 _ERROR_SECONDS, _OTHERS_SECONDS_MIN = 5.0, 0.5
 
 _P = TypeVar("_P", covariant=True)
@@ -106,14 +106,22 @@ class TensorTarget:
             self._builder.discard()
 
 
-def received(target: Target[_P], sources: Sequence[Source], name: str, node: str, arrival: Optional[Arrival] = None) -> _P:
-    """Copies a tensor or a file of a node into its target. Other nodes read it as ``arrival``. Errors name it and its node."""
+def received(
+    target: Target[_P],
+    sources: Sequence[Source],
+    name: str,
+    node: str,
+    arrival: Optional[Arrival] = None,
+    silence: Optional[float] = None,
+) -> _P:
+    """Copies a tensor or a file of a node into its target. Other nodes read it as ``arrival``. Errors name it and its node. For
+    ``silence`` see :func:`~cotensor.ray.transfer.fetch`."""
     try:
         if target.nbytes:
             if arrival is not None:
                 arrival.begin(target.fileno(), ranges_of(target.nbytes))
             with target.memory() as memory:
-                fetch(sources, memory, None if arrival is None else arrival.advance, target.populate)
+                fetch(sources, memory, None if arrival is None else arrival.advance, target.populate, silence)
         return target.publish()
     except BaseException as error:
         target.discard()
@@ -134,8 +142,8 @@ class Pulls:
     def __init__(self, holdings: Holdings[Any], origins: Origins) -> None:
         self._holdings, self._origins = holdings, origins
         self._lock = threading.Lock()
-        self._alone: Alone[Key] = Alone()
-        self._places: Places[str] = Places(_FROM_ONE_NODE)
+        self._alone: Alone[Key] = Alone(shared=IoError)
+        self._places: Places[str] = Places(_FROM_ONE_NODE, shared=SilentError)
         #: Those of a key that other nodes are sent to, by the key as text. The same tensor can come twice, under two names.
         self._arrivals: Dict[str, List[Arrival]] = {}
         #: Copies that have arrived.
@@ -182,15 +190,23 @@ class Pulls:
         for address in self._origins.copies(key, left):
             # A copy can end after the answer, and so can its node.
             with contextlib.suppress(IoError, NotFoundError, RefusedError), self.arriving(key) as arrival:
-                return self._add(arrival, [(address, _name_of(key))], key, token, name, target)
+                silence = max(until - time.monotonic(), _OTHERS_SECONDS_MIN)
+                return self._add(arrival, [(address, _name_of(key))], key, token, name, target, silence)
             if time.monotonic() > until:
                 break
         return None
 
     def _add(
-        self, arrival: Arrival, sources: List[Source], key: Key, token: str, name: str, target: Callable[[], Target[Tensor]]
+        self,
+        arrival: Arrival,
+        sources: List[Source],
+        key: Key,
+        token: str,
+        name: str,
+        target: Callable[[], Target[Tensor]],
+        silence: Optional[float] = None,
     ) -> Tensor:
-        copy = self._receive(arrival, sources, key, token, name, target)
+        copy = self._receive(arrival, sources, key, token, name, target, silence)
         self._holdings.add_copy(key, copy)
         return copy
 
@@ -242,15 +258,26 @@ class Pulls:
             raise
 
     def _receive(
-        self, arrival: Arrival, sources: List[Source], key: Key, token: str, name: str, target: Callable[[], Target[_P]]
+        self,
+        arrival: Arrival,
+        sources: List[Source],
+        key: Key,
+        token: str,
+        name: str,
+        target: Callable[[], Target[_P]],
+        silence: Optional[float] = None,
     ) -> _P:
         node, _ = key
         try:
             with self._places.with_key(node):
-                copy = received(target(), sources, name, node, arrival)
+                copy = received(target(), sources, name, node, arrival, silence)
             arrival.end()
-        except BaseException:
+        except BaseException as error:
             self._origins.leave(node, token)
+            if isinstance(error, SilentError):
+                # Other processes do not know its class. It is that of another tensor if this one has waited for its place.
+                what = f"{name} of node {node}: "
+                raise IoError(what + str(error).replace(what, "", 1), field=name) from error
             raise
         with self._lock:
             self.count += 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-import ray
-
-from .peers import ANSWER_TIMEOUT, running_agent
+from .peers import ANSWER_TIMEOUT, answers, living, with_agents
 
 
 def status() -> Dict[str, Dict[str, Any]]:
@@ -15,22 +13,12 @@ def status() -> Dict[str, Dict[str, Any]]:
     other nodes find there, those that are ``running`` for other nodes, the ``names`` under which it has copied other nodes'
     tensors, and the ``models`` whose copies it was asked for since its agent started.
 
-    A node without an agent has none of these, and one that does not answer within 4.5 s has ``error``.
+    A node without an agent has none of these, and one that does not answer within 4.5 s has ``error``. Raises :class:`IoError` if
+    the head of the cluster does not answer.
     """
-    found: Dict[str, Dict[str, Any]] = {}
-    for node in ray.nodes():
-        if node["Alive"]:
-            found[node["NodeID"]] = _of(node["NodeID"])
+    found: Dict[str, Dict[str, Any]] = {node: {} for node in living()}
+    asked = with_agents(list(found))
+    # Also those of a node that ends just now.
+    found.update({node: {"error": f"the agent does not answer within {ANSWER_TIMEOUT} s"} for node in asked})
+    found.update(answers("", "counts", nodes=asked))
     return found
-
-
-def _of(node: str) -> Dict[str, Any]:
-    try:
-        agent = running_agent(node)
-    except ValueError:
-        return {}
-    try:
-        return ray.get(agent.counts.remote(), timeout=ANSWER_TIMEOUT)  # type: ignore[no-any-return]
-    except ray.exceptions.RayError as error:
-        # Also that of a node that ends just now.
-        return {"error": str(error)}

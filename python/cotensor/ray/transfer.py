@@ -55,6 +55,10 @@ _TRIES, _PAUSE = 3, 0.05
 CONNECTIONS_MAX = 512
 
 
+class SilentError(IoError):
+    """No source of a transfer has sent a byte in time."""
+
+
 class Server:
     """Serves the bytes that ``find`` returns for a name. It raises :class:`NotFoundError` for one that is not here."""
 
@@ -159,18 +163,20 @@ def fetch(
     target: memoryview,
     advance: Optional[Callable[[int, int], None]] = None,
     populate: Callable[[int, int], None] = lambda start, end: None,
+    silence: Optional[float] = None,
 ) -> None:
     """Fills ``target``, bytes, with those of a tensor.
 
     A source that ends, does not have the tensor, or is slow is left for the next one. The last one has all bytes. ``advance``
     is called with the number of each range of :func:`ranges_of` and the byte up to which it has arrived, ``populate`` with the
-    start and end of bytes before they are received. Each stream calls both in a thread of its own.
+    start and end of bytes before they are received. Each stream calls both in a thread of its own. ``silence`` is the time
+    without a byte, by default :data:`SILENCE_TIMEOUT`.
 
     Raises :class:`NotFoundError` when the last source has no such tensor, or one of another length, :class:`RefusedError` when
-    it has another secret, :class:`IoError` when no source sends bytes, and the :class:`CotensorError` of ``populate``.
+    it has another secret, :class:`SilentError` when no source sends bytes, and the :class:`CotensorError` of ``populate``.
     """
-    failed = threading.Event()
-    streams = [_Stream(sources, target, bounds, populate, failed) for bounds in ranges_of(len(target))]
+    failed, silence = threading.Event(), SILENCE_TIMEOUT if silence is None else min(silence, SILENCE_TIMEOUT)
+    streams = [_Stream(sources, target, bounds, populate, failed, silence) for bounds in ranges_of(len(target))]
 
     def run(number: int) -> None:
         try:
@@ -200,9 +206,10 @@ class _Stream:
         bounds: Range,
         populate: Callable[[int, int], None],
         failed: threading.Event,
+        silence: float,
     ) -> None:
         self._sources, self._target, self._populate, self._failed = sources, target, populate, failed
-        self._size = len(target)
+        self._size, self._silence = len(target), silence
         self._at, self._end = bounds
         #: The end of the bytes for which ``populate`` was called.
         self._populated = self._at
@@ -213,7 +220,7 @@ class _Stream:
 
     def fetch(self, advance: Callable[[int], object]) -> None:
         self._came, tries = time.monotonic(), 0
-        while tries < _TRIES and (tries == 0 or time.monotonic() - self._came < SILENCE_TIMEOUT):
+        while tries < _TRIES and (tries == 0 or time.monotonic() - self._came < self._silence):
             before = self._at
             for number, source in enumerate(self._sources, 1):
                 is_last = number == len(self._sources)
@@ -229,7 +236,8 @@ class _Stream:
             tries = 0 if self._at > before else tries + 1
             time.sleep(_PAUSE)
         host, port, _ = self._sources[-1][0]
-        raise IoError(f"{host}:{port}: {self._end - self._at} bytes of a tensor did not come: {self._error}") from self._error
+        left = self._end - self._at
+        raise SilentError(f"{host}:{port}: {left} bytes of a tensor did not come: {self._error}") from self._error
 
     def _read(self, source: Source, is_last: bool, advance: Callable[[int], object]) -> None:
         (host, port, secret), name = source
@@ -270,8 +278,8 @@ class _Stream:
                     since, since_at, waits = now, self._at, 1
 
     def _patience(self, is_last: bool) -> float:
-        left = SILENCE_TIMEOUT - (time.monotonic() - self._came)
-        return max(_LAST_TIMEOUT if is_last else 0.1, min(left, SILENCE_TIMEOUT / len(self._sources)))
+        left = self._silence - (time.monotonic() - self._came)
+        return max(_LAST_TIMEOUT if is_last else 0.1, min(left, self._silence / len(self._sources)))
 
 
 def _read(stream: socket.socket, count: int) -> bytes:

@@ -1,0 +1,116 @@
+"""Processes of a Ray cluster that hang, and do not end: all that waits for one gets an error that names it."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+ray = pytest.importorskip("ray")
+np = pytest.importorskip("numpy")
+
+from functions_common import stop_process  # noqa: E402
+from ray_common import agent_pid, cluster_of, nothing_is_kept  # noqa: E402
+
+import cotensor.ray  # noqa: E402
+from cotensor import IoError  # noqa: E402
+
+pytestmark = pytest.mark.timeout(240)
+# Workers cannot import this module.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+COUNT = 1 << 20
+
+
+@ray.remote(num_cpus=0.1)
+class Worker:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def make(self):
+        return {"x": np.full(COUNT, 3, "u1")}
+
+    def total(self, value):
+        return int(value["x"].sum())
+
+    def named(self, name):
+        return cotensor.ray.get(name).shape
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with cluster_of("one", "two") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def workers(cluster):
+    """A worker of each of two nodes, which have agents that know each other."""
+    workers = [Worker.options(resources={name: 1}).remote() for name in ("one", "two")]
+    one, two = workers
+    assert ray.get([one.total.remote(two.make.remote()), two.total.remote(one.make.remote())]) == [3 * COUNT] * 2
+    nothing_is_kept()
+    yield workers
+    for worker in workers:
+        ray.kill(worker)
+    nothing_is_kept()
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """A block in which a process hangs."""
+    stop_process(pid)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """A block that has several times the time that is promised."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
+
+
+def test_an_agent_of_the_own_node_that_hangs_is_named(workers):
+    one, two = workers
+    own, far, node = one.make.remote(), two.make.remote(), ray.get(one.node.remote())
+    ray.wait([own, far], num_returns=2)
+    with stopped(agent_pid(node)), within(120):
+        for hangs in (lambda: one.total.remote(far), lambda: one.named.remote("nowhere"), one.make.remote):
+            with pytest.raises(Exception, match=f"IoError.*the agent of this node, the actor '{node}' .*does not answer"):
+                ray.get(hangs())
+        assert ray.get(one.total.remote(own)) == 3 * COUNT, "which needs no agent"
+    assert ray.get(one.total.remote(far)) == 3 * COUNT
+
+
+def test_an_agent_of_another_node_that_hangs_is_an_error_in_time(workers):
+    one, two = workers
+    made, node = one.make.remote(), ray.get(one.node.remote())
+    ray.wait([made])
+    with stopped(agent_pid(node)):
+        with within(20), pytest.raises(Exception, match=f"of node {node}: the node does not answer"):
+            ray.get(two.total.remote(made))
+        with within(20):
+            found = cotensor.ray.status()
+        assert "does not answer" in found.pop(node)["error"] and not any("error" in other for other in found.values())
+    assert ray.get(two.total.remote(made)) == 3 * COUNT
+
+
+def test_nothing_waits_for_a_head_that_hangs(cluster, workers):
+    one, two = workers
+    made = one.make.remote()
+    ray.wait([made])
+    with stopped(cluster.head_node.all_processes["gcs_server"][0].process.pid):
+        # The agents know each other.
+        assert ray.get(two.total.remote(made), timeout=30) == 3 * COUNT
+        with within(30), pytest.raises(Exception, match="the head of the Ray cluster does not answer"):
+            ray.get(two.named.remote("nowhere"))
+        with within(20), pytest.raises(IoError, match="the head of the Ray cluster does not answer"):
+            cotensor.ray.status()
+    with pytest.raises(Exception, match="no node has a tensor 'nowhere'"):
+        ray.get(two.named.remote("nowhere"))
