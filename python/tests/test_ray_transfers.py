@@ -1,5 +1,6 @@
 """Bytes of tensors from node to node, also of copies that are still on their way."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -171,6 +172,31 @@ def test_freed_tensors_other_lengths_and_wrong_secrets_are_refused(server):
         stream.sendall(server.address[2] + b"\xff\xff")
         assert stream.recv(1) == b"", "a name that is too long"
     assert fetched(server.address, 3, b"small") == b"abc", "the server goes on"
+
+
+def test_peers_without_the_secret_take_no_place_and_have_a_time_limit(serve, monkeypatch, patient):
+    monkeypatch.setattr(transfer, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(transfer, "HEADS_MAX", 4)
+    monkeypatch.setattr(transfer, "IDLE_TIMEOUT", 1.0)
+    server = serve({b"large": b"abc"})
+    with contextlib.ExitStack() as stack:
+        host, port, secret = server.address
+        peers = [stack.enter_context(socket.create_connection((host, port))) for _ in range(6)]
+        for peer in peers:
+            peer.settimeout(30)
+        assert fetched(server.address, 3) == b"abc" and peers[0].recv(1) == b"", "the oldest one is given up for others"
+        with pytest.raises(ConnectionError):
+            for _ in range(250):
+                # Each byte in time, and not all of them.
+                peers[-1].sendall(b"x")
+                time.sleep(0.1)
+        assert fetched(server.address, 3) == b"abc"
+        # A request in parts.
+        stream = stack.enter_context(socket.create_connection((host, port)))
+        for part in (secret[:7], secret[7:] + b"\0", b"\5lar", b"ge" + b"".join(n.to_bytes(8, "big") for n in (3, 0, 3))):
+            stream.sendall(part)
+            time.sleep(0.02)
+        assert stream.recv(8) == (3).to_bytes(8, "big")
 
 
 def test_a_cut_stream_goes_on_where_it_ended(serve, relay):

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import hmac
 import secrets
+import selectors
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import CotensorError, IoError, NotFoundError, RefusedError
 from .arrival import Range, Readable
@@ -33,6 +35,7 @@ _RANGE = struct.Struct("!QQQ")
 _FRAME = struct.Struct("!Q")
 _REFUSED = (1 << 64) - 1
 _OTHER_SECRET = _REFUSED - 1
+_HEAD_BYTES_MAX = SECRET_BYTES + _HEAD.size + _NAME_BYTES_MAX + _RANGE.size
 #: Streams of one transfer, and the bytes from which on one more is used.
 STREAMS_MAX = 4
 STREAM_BYTES = 8 << 20
@@ -53,10 +56,44 @@ SLOW_BYTES = 64 << 10
 _TRIES, _PAUSE = 3, 0.05
 #: The most streams that a server has at a time. Others wait. A node that gets a tensor has up to four.
 CONNECTIONS_MAX = 512
+#: The most requests that arrive at a time. The oldest one is given up for another one.
+HEADS_MAX = 512
 
 
 class SilentError(IoError):
     """No source of a transfer has sent a byte in time."""
+
+
+class _Request(NamedTuple):
+    name: bytes
+    size: int
+    at: int
+    nbytes: int
+
+
+class _Head:
+    """A request that arrives. One that takes longer than :data:`IDLE_TIMEOUT` is given up."""
+
+    def __init__(self) -> None:
+        self.end = time.monotonic() + IDLE_TIMEOUT
+        self._data = b""
+
+    def read(self, stream: socket.socket) -> Optional[Tuple[bytes, _Request]]:
+        """The secret and the request, when all is here. Raises :class:`EOFError` for what is not a request."""
+        data = stream.recv(_HEAD_BYTES_MAX)
+        self._data += data
+        if not data or len(self._data) > _HEAD_BYTES_MAX:
+            raise EOFError("this is not a request")
+        start = SECRET_BYTES + _HEAD.size
+        if len(self._data) < start:
+            return None
+        (length,) = _HEAD.unpack_from(self._data, SECRET_BYTES)
+        if length > _NAME_BYTES_MAX:
+            raise EOFError("the name is too long")
+        if len(self._data) < start + length + _RANGE.size:
+            return None
+        name = self._data[start : start + length]
+        return self._data[:SECRET_BYTES], _Request(name, *_RANGE.unpack_from(self._data, start + length))
 
 
 class Server:
@@ -66,8 +103,10 @@ class Server:
         self._find = find
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._socket = socket.create_server((host, 0))
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._lock = threading.Lock()
+        #: How many threads serve streams, and the requests that wait for one.
+        self._serving = 0
+        self._waiting: "Deque[Tuple[socket.socket, _Request]]" = deque()
         #: Bytes that were sent.
         self.sent_bytes = 0
         threading.Thread(target=self._accept, name="transfers", daemon=True).start()
@@ -86,48 +125,82 @@ class Server:
         self._socket.close()
 
     def _accept(self) -> None:
-        while True:
-            self._places.acquire()
-            try:
-                stream, _ = self._socket.accept()
-            except OSError:
-                self._places.release()
-                if self._socket.fileno() < 0:
-                    return
-                # The other node has gone, or this process has no descriptor left.
-                time.sleep(_PAUSE)
-                continue
-            try:
-                threading.Thread(target=self._serve, args=(stream,), name="transfer", daemon=True).start()
-            except RuntimeError:
-                # This process can have no more threads now. The other node asks again, here or elsewhere.
-                stream.close()
-                self._places.release()
-                time.sleep(_PAUSE)
+        """Reads all requests in one thread, so that a peer without the secret takes no place of another one."""
+        heads: Dict[socket.socket, _Head] = {}
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while self._socket.fileno() >= 0:
+                for key, _ in selector.select(_REPORT_INTERVAL if heads else IDLE_TIMEOUT):
+                    stream = key.fileobj
+                    assert isinstance(stream, socket.socket)
+                    try:
+                        if stream is self._socket:
+                            stream, _ = self._socket.accept()
+                            stream.setblocking(False)
+                            selector.register(stream, selectors.EVENT_READ)
+                            heads[stream] = _Head()
+                            continue
+                        if stream not in heads:
+                            continue
+                        found = heads[stream].read(stream)
+                        if found is None:
+                            continue
+                        selector.unregister(stream)
+                        del heads[stream]
+                        self._begin(stream, *found)
+                    except (OSError, EOFError):
+                        if stream is self._socket:
+                            # The other node has gone, or this process has no descriptor left.
+                            time.sleep(_PAUSE)
+                        elif heads.pop(stream, None) is not None:
+                            selector.unregister(stream)
+                            stream.close()
+                now = time.monotonic()
+                for stream in list(heads):
+                    # The oldest ones are at the begin.
+                    if len(heads) <= HEADS_MAX and heads[stream].end > now:
+                        break
+                    del heads[stream]
+                    selector.unregister(stream)
+                    stream.close()
 
-    def _serve(self, stream: socket.socket) -> None:
-        try:
-            with stream:
-                stream.settimeout(IDLE_TIMEOUT)
-                self._answer(stream)
-        except (OSError, EOFError):
-            # The other node asks again, here or elsewhere.
-            pass
-        finally:
-            self._places.release()
-
-    def _answer(self, stream: socket.socket) -> None:
-        secret = _read(stream, SECRET_BYTES)
-        (length,) = _HEAD.unpack(_read(stream, _HEAD.size))
-        if length > _NAME_BYTES_MAX:
-            return
-        name = _read(stream, length)
-        size, at, count = _RANGE.unpack(_read(stream, _RANGE.size))
+    def _begin(self, stream: socket.socket, secret: bytes, request: _Request) -> None:
         if not hmac.compare_digest(secret, self._secret):
             # After the whole request: the answer to one that is not read can be lost.
-            stream.sendall(_FRAME.pack(_OTHER_SECRET))
+            with stream:
+                stream.sendall(_FRAME.pack(_OTHER_SECRET))
             return
-        end = at + count
+        stream.settimeout(IDLE_TIMEOUT)
+        with self._lock:
+            is_full = self._serving >= CONNECTIONS_MAX
+            if is_full:
+                self._waiting.append((stream, request))
+            else:
+                self._serving += 1
+        if is_full:
+            return
+        try:
+            threading.Thread(target=self._serve, args=(stream, request), name="transfer", daemon=True).start()
+        except RuntimeError:
+            # This process can have no more threads now. The other node asks again, here or elsewhere.
+            stream.close()
+            with self._lock:
+                self._serving -= 1
+
+    def _serve(self, stream: socket.socket, request: _Request) -> None:
+        while True:
+            # The other node asks again, here or elsewhere.
+            with stream, contextlib.suppress(OSError, EOFError):
+                self._answer(stream, request)
+            with self._lock:
+                if not self._waiting:
+                    self._serving -= 1
+                    return
+                stream, request = self._waiting.popleft()
+
+    def _answer(self, stream: socket.socket, request: _Request) -> None:
+        name, size, at, nbytes = request
+        end = at + nbytes
         try:
             found = self._find(name)
             while at < end:
