@@ -26,14 +26,14 @@ from cotensor import (  # noqa: E402
 from cotensor.client import SharedTensorClient  # noqa: E402
 from cotensor.functions.retries import not_called  # noqa: E402
 from cotensor.provider import SharedTensorProvider  # noqa: E402
-from cotensor.ray import client, functions, peers, serialization, values  # noqa: E402
+from cotensor.ray import client, functions, named, peers, serialization, values  # noqa: E402
 from cotensor.ray import process as own  # noqa: E402
 from cotensor.ray.calls import Callee, Outcome  # noqa: E402
 from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
 from cotensor.ray.handle import Handle, Spec, spec_of  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
-from cotensor.ray.named import described  # noqa: E402
+from cotensor.ray.named import Named, described  # noqa: E402
 from cotensor.ray.peers import ANSWER_TIMEOUT  # noqa: E402
 from cotensor.ray.process import Process  # noqa: E402
 from cotensor.ray.setup import _bring  # noqa: E402
@@ -138,6 +138,19 @@ def test_versions_of_different_lives_of_a_publisher_are_not_compared():
     assert sources("m", [before, publisher, after]) == [publisher, after]
     older, newer = of("e", origin=("a", (5, 2))), of("f", origin=("a", (5, 10)))
     assert sources("m", [older, newer]) == [newer]
+
+
+def test_an_answer_with_another_name_is_no_source(monkeypatch):
+    agent = object.__new__(Named)
+    agent._node = "own"
+    found = [("a", of("a")), ("b", of("b")._replace(name="other"))]
+    monkeypatch.setattr(named, "others", lambda node: ["a", "b"])
+    monkeypatch.setattr(named, "with_agents", list)
+    monkeypatch.setattr(named, "answers", lambda *_, **__: iter(found))
+    assert agent._sources("m") == [found[0][1]]
+    del found[0]
+    with pytest.raises(NotFoundError, match="no node has a tensor 'm'$"):
+        agent._sources("m")
 
 
 def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():

@@ -170,7 +170,7 @@ class Named:
                 self._store.remove(name, missing_ok=True, id=former)
                 return
             found = answer_of(node, "describe", name)
-            if found is not None:
+            if found is not None and found.name == name:
                 self._bring(name, [found], former)
 
     def _current(self, name: str) -> Tuple[Optional[Id], Optional[Tuple[str, Id]]]:
@@ -235,7 +235,8 @@ class Named:
         if silent and not any(found.values()):
             found = dict(answers(self._node, "describe", name, nodes=self._start(sorted(silent))))
             silent -= set(found)
-        offers = [offer for offer in found.values() if offer]
+        # An answer with another name would be published under that one.
+        offers = [offer for offer in found.values() if offer and offer.name == name]
         if not offers:
             raise NotFoundError(f"no node has a tensor {name!r}{unanswered(silent)}", field="name")
         return sources(name, offers)
