@@ -1,6 +1,7 @@
 """The rules of functions and models of cotensor.ray, without a cluster."""
 
 import json
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -420,3 +421,26 @@ def test_a_node_is_looked_for_at_a_head_that_answers(monkeypatch):
         peers.ask("other", "token", "own", "x")
     assert peers.with_agents(["known", "other"]) == ["known", "other"], "it may have one"
     assert list(peers.answers("own", "counts", nodes=["other"])) == [] and asked == ["known"] * 2
+
+
+def test_two_threads_that_bring_one_folder_use_one_descriptor(monkeypatch, tmp_path):
+    process, both = object.__new__(Process), threading.Barrier(2)
+    use, used = own.use, []
+
+    def opened(folder):
+        descriptor = use(folder)
+        used.append(descriptor)
+        both.wait(60)
+        return descriptor
+
+    monkeypatch.setattr(Process, "_folders", {})
+    monkeypatch.setattr(process, "_call", lambda *_: ["model", str(tmp_path)], raising=False)
+    monkeypatch.setattr(own, "use", opened)
+    threads = [threading.Thread(target=process.model, args=("m", "", None)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    left = [one for one in used if os.path.exists(f"/proc/self/fd/{one}")]
+    assert left == list(Process._folders.values()) and len(used) == 2
+    os.close(left[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import warnings
@@ -143,7 +144,10 @@ class Process:
             descriptor = use(Path(folder))
             if descriptor is not None:
                 with self._lock:
-                    self._folders[folder] = descriptor
+                    kept = self._folders.setdefault(folder, descriptor)
+                if kept != descriptor:
+                    # Another thread has got it meanwhile.
+                    os.close(descriptor)
                 return cast(str, model)
 
     def _own(self, handle: Handle) -> Tensor:
