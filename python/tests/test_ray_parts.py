@@ -21,6 +21,7 @@ from cotensor.ray.agent import Agent  # noqa: E402
 from cotensor.ray.daemon import socket_of  # noqa: E402
 from cotensor.ray.handle import Spec, copied, is_used, spec_of  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
+from cotensor.ray.hooks import agents_env  # noqa: E402
 from cotensor.ray.imports import when_imported  # noqa: E402
 from cotensor.ray.models import Described  # noqa: E402
 from cotensor.ray.named import Named  # noqa: E402
@@ -245,6 +246,8 @@ def test_runtime_env_has_the_hooks_of_cotensor_and_of_the_program():
     assert runtime_env() == {key: HOOK, "env_vars": variable} == runtime_env({key: HOOK}) == runtime_env(runtime_env())
     env = runtime_env({key: "my.module.hook", "env_vars": {"A": "1"}, "pip": ["x"]})
     assert env == {key: HOOK, "env_vars": {"A": "1", "COTENSOR_RAY_SETUP_HOOK": "my.module.hook", **variable}, "pip": ["x"]}
+    # An agent works for other programs, too.
+    assert agents_env() == {"env_vars": {**variable, "COTENSOR_RAY_SETUP_HOOK": ""}}
     for wrong in [print, "hook"]:
         with pytest.raises(InvalidError, match="module.function"):
             runtime_env({key: wrong})

@@ -17,8 +17,9 @@ import ray.util.client
 from .._native import Store, Tensor
 from ..errors import UnsupportedError
 from .client import Client
+from .hooks import HOOK, runtime_env
 from .process import Process
-from .setup import HOOK, offer_transport, runtime_env, setup
+from .setup import offer_transport, setup
 from .status import status
 from .values import INLINE_BYTES_MAX
 

@@ -22,6 +22,7 @@ from .files import OpenFile
 from .folders import remove_ended
 from .handle import COPY_PREFIX, Handle, Id, Spec, leased, own_name
 from .holdings import Holdings
+from .hooks import agents_env
 from .model_folders import Answer, ModelFolders, Wanted
 from .models import Described
 from .named import Named
@@ -60,6 +61,7 @@ def agent_of(node: str) -> Any:
         "max_restarts": -1,
         "max_concurrency": 16,
         "scheduling_strategy": strategy,
+        "runtime_env": agents_env(),
     }
     # These are refused as options.
     kind = ray.remote(concurrency_groups={"calls": CALLS_MAX, "signs": 2})(Agent)

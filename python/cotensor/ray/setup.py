@@ -5,41 +5,18 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import ray
 import ray.util.client
 
 from .. import _elsewhere
 from .._native import Store, model_files
-from ..errors import CotensorError, InvalidError, NotFoundError
+from ..errors import CotensorError, NotFoundError
 from .daemon import may_be_of
+from .hooks import OWN_HOOK
 from .process import Process, node_id
 from .serialization import TRANSPORT, register
-
-#: The hook that Ray runs in each worker.
-HOOK = "cotensor.ray.setup.setup_worker"
-#: Names the hook of the program, which runs after this one.
-_OWN_HOOK = "COTENSOR_RAY_SETUP_HOOK"
-_KEY = "worker_process_setup_hook"
-#: The variable that workers of Ray read. Ray sets it from the key in ``ray.init``, and not for an actor or a task.
-_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-
-
-def runtime_env(own: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-    """A runtime environment for ``ray.init``, actors and tasks: the program's ``own`` one, with the hook that sets workers up.
-
-    A hook of its own is named by a string, ``module.function``; Ray takes one hook, so that another object raises
-    :class:`InvalidError`.
-    """
-    env = dict(own or {})
-    hook = env.get(_KEY)
-    variables = {**env.get("env_vars", {}), _VARIABLE: HOOK}
-    if hook is None or hook == HOOK:
-        return {**env, _KEY: HOOK, "env_vars": variables}
-    if not isinstance(hook, str) or "." not in hook:
-        raise InvalidError(f"{_KEY}: name the function as a string, such as 'module.function', not {hook!r}", field=_KEY)
-    return {**env, _KEY: HOOK, "env_vars": {**variables, _OWN_HOOK: hook}}
 
 
 def setup() -> None:
@@ -114,7 +91,7 @@ def offer_transport() -> None:
 def setup_worker() -> None:
     """The hook."""
     setup()
-    own = os.environ.get(_OWN_HOOK)
+    own = os.environ.get(OWN_HOOK)
     if own:
         module, _, name = own.rpartition(".")
         function: Callable[[], Any] = getattr(importlib.import_module(module), name)
