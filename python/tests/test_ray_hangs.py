@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from ray_common import agent_pid, cluster_of, nothing_is_kept  # noqa: E402
 
 import cotensor.ray  # noqa: E402
 from cotensor import IoError  # noqa: E402
+from cotensor.ray import peers  # noqa: E402
 
 pytestmark = pytest.mark.timeout(240)
 # Workers cannot import this module.
@@ -34,6 +36,9 @@ class Worker:
 
     def total(self, value):
         return int(value["x"].sum())
+
+    def status(self):
+        return cotensor.ray.status()
 
     def named(self, name):
         return cotensor.ray.get(name).shape
@@ -114,3 +119,25 @@ def test_nothing_waits_for_a_head_that_hangs(cluster, workers):
             cotensor.ray.status()
     with pytest.raises(Exception, match="no node has a tensor 'nowhere'"):
         ray.get(two.named.remote("nowhere"))
+
+
+def test_an_agent_of_another_version_is_named(workers):
+    one, two = workers
+    made, node = two.make.remote(), ray.get(two.node.remote())
+    ray.wait([made])
+    assert peers.version_of(node) == cotensor.__version__
+    head, key = ray._private.worker.global_worker.gcs_client, (node.encode(), b"cotensor")
+    # Processes that have not found this agent before.
+    fresh = Worker.options(resources={"one": 1}).remote()
+    ray.kill(peers.running_agent(ray.get(one.node.remote())), no_restart=False)
+    head.internal_kv_put(key[0], b"0.0.1", True, key[1])
+    try:
+        expected = f"node {node} has Cotensor 0.0.1, and this process on node .* has {cotensor.__version__}"
+        for call in (fresh.total.remote(made), fresh.named.remote("nowhere")):
+            with pytest.raises(Exception, match=f"UnsupportedError.*{expected}"):
+                ray.get(call)
+        assert re.match(expected, ray.get(fresh.status.remote())[node]["error"])
+    finally:
+        head.internal_kv_put(key[0], cotensor.__version__.encode(), True, key[1])
+    assert ray.get(fresh.total.remote(made)) == 3 * COUNT
+    ray.kill(fresh)

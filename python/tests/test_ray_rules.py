@@ -405,7 +405,7 @@ def test_a_node_is_looked_for_at_a_head_that_answers(monkeypatch):
     """Ray's own look-up waits for a minute. It does without the head for a node that it has found before."""
 
     class Head:
-        def internal_kv_exists(self, key, namespace, timeout):
+        def internal_kv_get(self, key, namespace, timeout):
             raise ray.exceptions.RpcError("Deadline Exceeded")
 
     asked = []
@@ -444,3 +444,18 @@ def test_two_threads_that_bring_one_folder_use_one_descriptor(monkeypatch, tmp_p
     left = [one for one in used if os.path.exists(f"/proc/self/fd/{one}")]
     assert left == list(Process._folders.values()) and len(used) == 2
     os.close(left[0])
+
+
+def test_an_agent_with_another_version_is_an_error_that_names_both_nodes(monkeypatch):
+    versions = {b"same": cotensor.__version__.encode(), b"other": b"0.0.1"}
+    head = SimpleNamespace(internal_kv_get=lambda key, namespace, timeout: versions.get(key))
+    monkeypatch.setattr(ray._private.worker.global_worker, "gcs_client", head, raising=False)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "own"))
+    monkeypatch.setattr(ray, "get_actor", lambda node, namespace: node)
+    monkeypatch.setattr(peers, "_found", set())
+    expected = f"node other has Cotensor 0.0.1, and this process on node own has {cotensor.__version__}: install one version"
+    for look in (lambda: peers.ask("other", "t", "own", "x"), lambda: peers.with_agents(["same", "other"])):
+        with pytest.raises(UnsupportedError, match=expected):
+            look()
+    assert peers.running_agent("same") == "same" and peers.running_agent("starting") == "starting"
+    assert peers._found == {"same"}, "the version of one that starts is not known"

@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .._native import Store, Tensor, __version__
-from ..errors import ConflictError, IoError, NoDaemonError, NotFoundError
+from ..errors import ConflictError, IoError, NoDaemonError, NotFoundError, UnsupportedError
 from ..provider import SharedTensorProvider
 from . import daemon
 from .arrival import Readable
@@ -28,7 +28,7 @@ from .models import Described
 from .named import Named
 from .origins import OtherAgents
 from .orphans import Orphans, remove
-from .peers import ANSWER_TIMEOUT, NAMESPACE, check_head, living, others, running_agent, tell
+from .peers import ANSWER_TIMEOUT, NAMESPACE, announce, check_head, living, others, running_agent, tell
 from .pulls import Pulls, TensorTarget, whole
 from .transfer import Address, Server
 from .trees import Trees
@@ -49,7 +49,8 @@ _WATCH_INTERVAL = 5.0
 
 def agent_of(node: str) -> Any:
     """The agent of a node. The first call starts it. Raises :class:`IoError` if the head of the cluster does not answer."""
-    with contextlib.suppress(ValueError):
+    # A process of the node names another version of its agent itself.
+    with contextlib.suppress(ValueError, UnsupportedError):
         return running_agent(node)
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {
@@ -116,6 +117,7 @@ class Agent:
     def __init__(self, node: str) -> None:
         [own] = [one for one in ray.nodes() if one["NodeID"] == node]
         self._node = node
+        announce(node)
         self._socket = daemon.socket_of(node)
         daemon.start(self._socket, int(own["Resources"].get("memory", 0) * MEMORY_SHARE))
         self._store = Store.connect(self._socket, client="ray agent", autostart=False)
@@ -326,7 +328,7 @@ class Agent:
                     # It has ended just now.
                     continue
                 ended = tokens
-            except (IoError, ray.exceptions.RayError):
+            except (IoError, UnsupportedError, ray.exceptions.RayError):
                 continue
             for token in ended:
                 self._holdings.end_copies(token)

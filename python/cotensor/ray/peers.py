@@ -8,7 +8,8 @@ from typing import Any, Iterable, Iterator, List, Optional, Set, Tuple, cast
 
 import ray
 
-from ..errors import CotensorError, IoError, NotFoundError
+from .._native import __version__
+from ..errors import CotensorError, IoError, NotFoundError, UnsupportedError
 from .transfer import Address
 
 #: The namespace of agents.
@@ -21,28 +22,50 @@ _ASK_TIMEOUT, _TELL_TIMEOUT = 4.0, 0.5
 _found: Set[str] = set()
 
 
-def check_head(timeout: float = ANSWER_TIMEOUT) -> None:
-    """Raises :class:`IoError` if the head of the cluster does not answer in time. Ray's own calls of it wait for 60 s."""
+def announce(node: str) -> None:
+    """Tells the head of the cluster the version of Cotensor that the agent of a node has."""
+    head = ray._private.worker.global_worker.gcs_client
+    head.internal_kv_put(node.encode(), __version__.encode(), True, NAMESPACE.encode(), ANSWER_TIMEOUT)
+
+
+def version_of(node: str, timeout: float = ANSWER_TIMEOUT) -> Optional[str]:
+    """The version of Cotensor that the agent of a node has, None if it has not started.
+
+    Raises :class:`IoError` if the head of the cluster does not answer in time. Ray's own calls of it wait for 60 s.
+    """
     head = getattr(ray._private.worker.global_worker, "gcs_client", None)
     try:
         # A client of Ray Client has none.
-        if head is not None:
-            head.internal_kv_exists(NAMESPACE.encode(), None, max(timeout, 0.01))
+        found = head and head.internal_kv_get(node.encode(), NAMESPACE.encode(), max(timeout, 0.01))
     except ray.exceptions.RpcError as error:
         raise IoError(f"the head of the Ray cluster does not answer: {error}", field="head") from error
+    return found.decode() if found else None
+
+
+def check_head() -> None:
+    """Raises :class:`IoError` if the head of the cluster does not answer."""
+    version_of("")
 
 
 def running_agent(node: str, timeout: float = ANSWER_TIMEOUT) -> Any:
-    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended, and
+    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended,
+    :class:`UnsupportedError` for an agent with another version of Cotensor, whose answers may have other classes, and
     :class:`IoError` if the head of the cluster is needed, and does not answer in time."""
-    if node not in _found:
-        check_head(timeout)
+    is_known = node in _found
+    if not is_known:
+        version = version_of(node, timeout)
+        is_known = version is not None
+        if version not in (None, __version__):
+            own = ray.get_runtime_context().get_node_id()
+            both = f"node {node} has Cotensor {version}, and this process on node {own} has {__version__}"
+            raise UnsupportedError(f"{both}: install one version on all nodes, and end the other one's agents", field="version")
     try:
         agent = ray.get_actor(node, NAMESPACE)
     except ValueError:
         _found.discard(node)
         raise
-    _found.add(node)
+    if is_known:
+        _found.add(node)
     return agent
 
 
@@ -84,7 +107,8 @@ def with_agents(nodes: List[str]) -> List[str]:
 
 
 def _agents(nodes: List[str], end: float) -> Iterator[Tuple[str, Optional[Any]]]:
-    """The agents of those of the nodes that have one. None for one that is not known in time."""
+    """The agents of those of the nodes that have one. None for one that is not known in time. Raises :class:`UnsupportedError` as
+    :func:`running_agent`."""
     for node in nodes:
         try:
             left = end - time.monotonic()
