@@ -297,3 +297,18 @@ def test_an_agent_whose_folder_is_removed_while_it_starts_makes_it_again(tmp_pat
     monkeypatch.setattr(folders.fcntl, "flock", lock)
     made = Folders(tmp_path / "ray-own")
     assert removed and (tmp_path / "ray-own" / "lock").exists() and made.contents() == []
+
+
+def test_a_lock_that_another_process_keeps_is_an_error(made, monkeypatch):
+    monkeypatch.setattr(folders, "_LOCK_TIMEOUT", 0.1)
+    make(made, "a", 10)
+    with pytest.raises(IoError, match="ray-own/lock: another process has had its lock"):
+        Folders(made.root)
+    descriptor = os.open(made.root / "a", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(IoError, match="ray-own/a: another process has had its lock"):
+        folders.use(made.root / "a")
+    assert os.listdir("/proc/self/fd") == before
+    os.close(descriptor)
+    os.close(folders.use(made.root / "a"))

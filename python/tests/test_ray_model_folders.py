@@ -308,6 +308,15 @@ def test_a_node_that_hashes_says_so_and_is_asked_again(a, b, monkeypatch):
     assert equal(b.bring())
 
 
+def test_a_node_whose_disk_hangs_is_a_problem(a, b, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(a.folders._hashes, "of", lambda path: gate.wait(60) and (0, ""))
+    monkeypatch.setattr(model_folders, "_HASHING_MAX", 0.1)
+    with pytest.raises(InvalidError, match="node a: its files are still read after"):
+        b.bring()
+    gate.set()
+
+
 def test_an_answer_that_was_not_fetched_is_not_given_later(a, monkeypatch):
     wanted, gate, of = Wanted("bert", str(a.base), None), threading.Event(), a.folders._hashes.of
     monkeypatch.setattr(a.folders._hashes, "of", lambda path: gate.wait(60) and of(path))

@@ -7,16 +7,19 @@ import fcntl
 import os
 import shutil
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional
 
-from ..errors import OverBudgetError
+from ..errors import IoError, OverBudgetError
 
 #: The part of the disk's free bytes, those of the folders included, that the folders may have.
 DISK_SHARE = 0.5
 #: The file of which the agent of a node has a lock.
 _LOCK = "lock"
+#: The time for a lock that another process has, and between two looks at it, in seconds.
+_LOCK_TIMEOUT, _LOCK_INTERVAL = 30.0, 0.02
 #: The begin of the names of folders that are made or removed.
 _PARTIAL = "partial-"
 
@@ -99,7 +102,7 @@ def use(folder: Path) -> Optional[int]:
     except FileNotFoundError:
         return None
     # Waits while it is removed.
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    _lock(descriptor, fcntl.LOCK_SH, folder)
     if _is_at(descriptor, folder):
         return descriptor
     os.close(descriptor)
@@ -125,11 +128,25 @@ def _locked(root: Path) -> int:
             descriptor = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, fcntl.LOCK_EX, root / _LOCK)
         if _is_at(descriptor, root / _LOCK):
             return descriptor
         # Another node's agent has removed the folder meanwhile.
         os.close(descriptor)
+
+
+def _lock(descriptor: int, operation: int, path: Path) -> None:
+    """Locks an open file or folder. Raises :class:`IoError`, and closes it, if another process keeps the lock for too long."""
+    end = time.monotonic() + _LOCK_TIMEOUT
+    while True:
+        try:
+            return fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                os.close(descriptor)
+                problem = f"another process has had its lock for {_LOCK_TIMEOUT:.0f} s: end it"
+                raise IoError(f"{path}: {problem}", field="lock", file=str(path)) from error
+        time.sleep(_LOCK_INTERVAL)
 
 
 def _removed(folder: Path) -> bool:

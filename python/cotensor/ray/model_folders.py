@@ -25,6 +25,8 @@ from .pulls import Pulls
 HASHING: Literal["hashing"] = "hashing"
 #: How long a node hashes before it answers so, and the time until it is asked again, in seconds.
 _HASHING_SECONDS, _ASK_INTERVAL = 0.1, 0.5
+#: How long a node is asked again, in seconds: files on a disk that hangs are never hashed.
+_HASHING_MAX = 1800.0
 #: How long an answer is kept for a node that is asking again, in seconds.
 _KEPT_SECONDS = 10.0
 #: Models whose files are hashed at a time.
@@ -206,6 +208,7 @@ class ModelFolders:
     def _described(self, wanted: Wanted, asked: List[str], problems: List[Problem], silent: Set[str]) -> List[Folder]:
         """The folders of the model on the nodes that are asked. Adds to the problems and to the nodes that do not answer."""
         found: List[Folder] = []
+        end = time.monotonic() + _HASHING_MAX
         while asked:
             replies: List[Tuple[str, Answer]] = list(answers(self._node, "describe_model", wanted, nodes=asked))
             silent |= set(asked)
@@ -215,6 +218,9 @@ class ModelFolders:
             found += [folder._replace(fingerprint=_fingerprint(folder.end, folder.files)) for folder in folders]
             problems += [reply for _, reply in replies if isinstance(reply, Problem)]
             asked = [node for node, reply in replies if reply == HASHING]
+            if asked and time.monotonic() > end:
+                problems += [Problem(node, f"its files are still read after {_HASHING_MAX:.0f} s") for node in asked]
+                break
             if asked:
                 time.sleep(_ASK_INTERVAL)
         return found
