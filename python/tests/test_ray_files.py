@@ -21,6 +21,7 @@ from cotensor.ray.files import FileOf, FileTarget, Hashes, OpenFile, sha256_of  
 from cotensor.ray.folders import Folders, remove_ended  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.pulls import Pulls  # noqa: E402
+from cotensor.ray.recent import Recent  # noqa: E402
 from cotensor.ray.trees import Trees  # noqa: E402
 
 DATA = random.Random(2).randbytes(transfer.STREAM_BYTES * 2 + 5)
@@ -192,6 +193,20 @@ def test_files_that_have_just_changed_are_hashed_each_time(tmp_path):
     stamp = path.stat()
     hashes = Hashes(now=lambda: stamp.st_ctime_ns)
     assert hashes.of(path) == hashes.of(path) == (3, hashlib.sha256(b"one").hexdigest()) and hashes._known == {}
+
+
+def test_hashes_and_folders_that_are_remembered_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_HASHES_MAX", 2)
+    hashed, hashes = [], Hashes(lambda fd: hashed.append(fd) or "hash", lambda: time.time_ns() + 10**11)
+    for name in "abc":
+        (tmp_path / name).touch()
+    for name in "abcca":
+        hashes.of(tmp_path / name)
+    assert len(hashed) == 4 and len(hashes._known) == 2
+    recent = Recent(2)
+    for key in "abac":
+        recent[key] = key
+    assert list(recent) == ["a", "c"], "the ones that were set last"
 
 
 @pytest.fixture

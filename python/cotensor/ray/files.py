@@ -10,9 +10,10 @@ import stat
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import BinaryIO, Callable, NamedTuple, Optional, Tuple
 
 from ..errors import InvalidError, IoError, NotFoundError
+from .recent import Recent
 
 #: What stands for a tensor's id: the word, and the SHA-256 of the file's bytes.
 FileId = Tuple[str, str]
@@ -21,6 +22,8 @@ _FILE = "file"
 _HASH_BYTES = 4 << 20
 #: A hash is remembered if the file's last change is older than this when it is read, in nanoseconds.
 _SETTLED_NS = 2_000_000_000
+#: The most hashes that are remembered.
+_HASHES_MAX = 16384
 _Stamp = Tuple[int, int, int, int, int]
 
 
@@ -151,7 +154,7 @@ class Hashes:
         self._hashed, self._now = hashed, now
         self._lock = threading.Lock()
         #: By device, number, size, and the times of changes of the bytes and of the file.
-        self._known: Dict[_Stamp, str] = {}
+        self._known: Recent[_Stamp, str] = Recent(_HASHES_MAX)
 
     def of(self, path: Path) -> Tuple[int, str]:
         """The bytes of a file, and their hash. Raises :class:`OSError`."""

@@ -20,6 +20,7 @@ from .folders import Folders
 from .models import sources
 from .peers import answer_of, answers, others, unanswered
 from .pulls import Pulls
+from .recent import Recent
 
 #: An answer to a question for a model whose files are still being hashed. The node is asked again.
 HASHING: Literal["hashing"] = "hashing"
@@ -29,6 +30,8 @@ _HASHING_SECONDS, _ASK_INTERVAL = 0.1, 0.5
 _HASHING_MAX = 1800.0
 #: How long an answer is kept for a node that is asking again, in seconds.
 _KEPT_SECONDS = 10.0
+#: The most folders that are known by fingerprints, and by what was asked for.
+_FOLDERS_MAX = 1024
 #: Models whose files are hashed at a time.
 _HASHED = 2
 #: The path of a model in the hub's cache, by which its name is known.
@@ -104,9 +107,9 @@ class ModelFolders:
         self._describing: Dict[Wanted, "Future[Tuple[float, Answer]]"] = {}
         self._describers = ThreadPoolExecutor(_HASHED, "hashes")
         #: Where the folders are that other nodes know, by fingerprints.
-        self._known: Dict[str, Tuple[Path, Folder]] = {}
+        self._known: Recent[str, Tuple[Path, Folder]] = Recent(_FOLDERS_MAX)
         #: Copies by what was asked for. The next life of this agent finds them by their content.
-        self._copies: Dict[Wanted, Folder] = {}
+        self._copies: Recent[Wanted, Folder] = Recent(_FOLDERS_MAX)
         self._alone: Alone[object] = Alone(shared=IoError)
 
     def bring(self, name: str, base: str, variant: Optional[str]) -> List[str]:
@@ -129,7 +132,8 @@ class ModelFolders:
             if found:
                 folder = self._copied(wanted, sources(name, found, "models"))
                 # A name on the hub is relative to no folder.
-                self._copies[wanted._replace(base="") if _is_of_hub(folder.end) else wanted] = folder
+                with self._lock:
+                    self._copies[wanted._replace(base="") if _is_of_hub(folder.end) else wanted] = folder
             copy = self._copy_of(wanted)
             if copy is None:
                 raise _missing(wanted, problems, silent)
@@ -166,7 +170,9 @@ class ModelFolders:
     def names(self) -> List[str]:
         """The names of the models whose folders are copies."""
         contents = self._folders.contents()
-        return sorted({wanted.name for wanted, folder in list(self._copies.items()) if folder.fingerprint in contents})
+        with self._lock:
+            copies = list(self._copies.items())
+        return sorted({wanted.name for wanted, folder in copies if folder.fingerprint in contents})
 
     def _describe(self, wanted: Wanted) -> Tuple[float, Answer]:
         try:
@@ -183,8 +189,7 @@ class ModelFolders:
             if copy is None:
                 return next(iter(self._problems(wanted, error)), None)
             path, folder = copy
-            self._known[folder.fingerprint] = path / folder.end, folder
-            return folder
+            return self._now_known(path / folder.end, folder)
         outside = [name for name, _, is_outside in files if is_outside]
         if outside:
             why = "is a link out of the model's folder, which is not copied: put the file there"
@@ -195,8 +200,11 @@ class ModelFolders:
             # It is being replaced or removed.
             return Problem(self._node, str(error))
         end = _end(path)
-        folder = Folder(self._node, end, listed, _fingerprint(end, listed), False)
-        self._known[folder.fingerprint] = path, folder
+        return self._now_known(path, Folder(self._node, end, listed, _fingerprint(end, listed), False))
+
+    def _now_known(self, path: Path, folder: Folder) -> Folder:
+        with self._lock:
+            self._known[folder.fingerprint] = path, folder
         return folder
 
     def _problems(self, wanted: Wanted, error: CotensorError) -> List[Problem]:
