@@ -477,7 +477,7 @@ def test_node_that_comes_later_is_served_and_its_daemon_ends_with_it(cluster, ne
     start = time.monotonic()
     with pytest.raises(Exception, match=node[:8]):
         ray.get(near.total.remote({"x": ray.get(made)["x"]}))
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 20
     assert array[0] == 8.0
     until("its copies are released", lambda: not any(counts("copies")))
     assert array[-1] == 8.0

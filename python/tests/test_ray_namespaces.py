@@ -70,4 +70,4 @@ def test_a_node_that_loses_all_sources_has_an_error_in_time():
         for ended, error, _ in network.copy(meanwhile=lose):
             assert "did not come" in error
             # Sources that say that they wait themselves, too.
-            assert ended - cut[0] > transfer.SILENCE_TIMEOUT / 2
+            assert transfer.SILENCE_TIMEOUT / 2 < ended - cut[0] < 20

@@ -279,8 +279,8 @@ def test_when_all_sources_fail_the_error_comes_in_time_and_no_thread_stays(serve
     start = time.monotonic()
     with pytest.raises(IoError, match="did not come"):
         fetched(list(addresses), len(DATA))
-    # The time limits of the sources themselves.
-    assert time.monotonic() - start >= transfer.SILENCE_TIMEOUT
+    # The time limits of the sources themselves, and several times the time that is promised.
+    assert transfer.SILENCE_TIMEOUT <= time.monotonic() - start < 20
     for one in sockets:
         one.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("transfer_")]
