@@ -31,7 +31,10 @@ def device():
         simulated_device()
     module = torch.get_device_module(DEVICE)
     assert module.is_available(), f"COTENSOR_TEST_DEVICE names {DEVICE}, which is not available"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    # Tests with PyTorch's database of operators, which may be in this process, leave the flags of cuDNN to such blocks.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
 
 
 def mlp():
