@@ -29,6 +29,7 @@ from cotensor.functions.retries import not_called  # noqa: E402
 from cotensor.provider import SharedTensorProvider  # noqa: E402
 from cotensor.ray import client, functions, named, peers, serialization, values  # noqa: E402
 from cotensor.ray import process as own  # noqa: E402
+from cotensor.ray.agent import KEEP  # noqa: E402
 from cotensor.ray.calls import Callee, Outcome  # noqa: E402
 from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
@@ -391,13 +392,28 @@ def test_a_copy_takes_its_time_while_the_agent_gives_signs_of_life(process):
     assert process._call("cotensor.ray.slow", []) == "done"
 
 
-def test_an_agent_that_hangs_is_an_error_that_names_it(process):
+def test_calls_of_threads_get_their_own_results(process):
+    process.provider.share(name="cotensor.ray.same")(lambda value: time.sleep(0.05) or value)
+    process.provider.start()
+    found = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: process._call("cotensor.ray.same", [n])})) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {number: number for number in range(8)}
+
+
+@pytest.mark.parametrize("function", ["cotensor.ray.hangs", KEEP])
+def test_an_agent_that_hangs_is_an_error_that_names_it(process, function):
     ends = threading.Event()
-    process.provider.share(name="cotensor.ray.hangs")(lambda: ends.wait(60))
+    process.provider.share(name=function)(lambda: ends.wait(60))
     process.provider.start()
     process.signs.clear()
     with pytest.raises(IoError, match="the agent of this node, the actor 'own' .* does not answer"):
-        process._call("cotensor.ray.hangs", [])
+        process._call(function, [])
     ends.set()
 
 

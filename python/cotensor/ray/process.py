@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import contextvars
+import functools
 import os
 import threading
 import time
@@ -14,7 +17,7 @@ import ray
 
 from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
-from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
+from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, TimedOutError, UnsupportedError
 from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of, is_running
 from .folders import use
 from .handle import Form, Handle, Id, Spec, copied, leased, own_name, reduced, spec_of
@@ -207,38 +210,38 @@ class Process:
         """Calls a function of the agent, which is started again when it does not run."""
         for wait in (None, _START_WAIT):
             try:
-                retries = self._client._retries(wait=wait)
-                return self._client._retrying(lambda _: self._waited(function, arguments), function, retries)
+                return self._quick(arguments, wait) if function == KEEP else self._waited(function, arguments, wait)
             except (NotFoundError, IoError) as error:
                 if wait or isinstance(error, (NoDaemonError, RemoteError)) or error.field == _AGENT:
                     raise
             self._start_agent()
         raise AssertionError
 
-    def _waited(self, function: str, arguments: List[Any]) -> Any:
-        """The result of a function of the agent. It can take any time while the agent gives signs of life."""
-        queue = self._client._functions().completion_queue(function)
-        queue.call(1, function, arguments)
+    def _quick(self, arguments: List[Any], wait: Optional[float]) -> Any:
+        """Each object with a tensor waits for this call."""
+        try:
+            return self._client.call_function(KEEP, arguments, timeout=_SILENT_MAX + (wait or 0.0), wait=wait)
+        except TimedOutError as error:
+            raise self._silent() from error
+
+    def _waited(self, function: str, arguments: List[Any], wait: Optional[float]) -> Any:
+        """The result of a function that copies. It takes any time while the agent gives signs of life."""
+        outcome: "concurrent.futures.Future[Any]" = concurrent.futures.Future()
+        call = functools.partial(contextvars.copy_context().run, self._client.call_function, function, arguments, wait=wait)
+        threading.Thread(target=_settle, args=(outcome, call), name="agent", daemon=True).start()
         sign, heard = None, time.monotonic()
         try:
-            while True:
-                for _, result, is_error in queue.wait(_SIGN_INTERVAL):
-                    if not is_error:
-                        return result
-                    try:
-                        raise result
-                    finally:
-                        # The error has this frame.
-                        del result
+            while not concurrent.futures.wait([outcome], _SIGN_INTERVAL).done:
                 with aside():
                     if sign is not None and ray.wait([sign], timeout=0)[0]:
                         sign, heard = None, time.monotonic()
                     if time.monotonic() - heard > _SILENT_MAX:
                         raise self._silent()
                     sign = sign or self._agent.hear.remote("")
-        except BaseException:
-            queue.remove(1)
-            raise
+            return outcome.result()
+        finally:
+            # An error has this frame, and the outcome the error: together, they would keep the caller's references.
+            del outcome
 
     def _answers(self, asked: List[Any]) -> List[Any]:
         """The results of methods of the agent, which may be starting."""
@@ -277,6 +280,15 @@ class Process:
                     raise
                 time.sleep(_START_WAIT / 10)
         raise AssertionError
+
+
+def _settle(outcome: "concurrent.futures.Future[Any]", call: Callable[[], Any]) -> None:
+    try:
+        outcome.set_result(call())
+    except BaseException as error:
+        outcome.set_exception(error)
+    finally:
+        del outcome
 
 
 def _lost(handle: Handle) -> NotFoundError:
