@@ -31,7 +31,7 @@ class OtherAgents:
         """The nodes that answer that they have a copy of a tensor."""
         nodes: List[str] = []
         with contextlib.suppress(IoError):
-            nodes = [node for node in others(self._node) if node != key[0]]
+            nodes = [node for node in others(self._node, timeout) if node != key[0]]
         for _, address in answers(self._node, "copy_at", *key, timeout=timeout, nodes=nodes):
             if address is not None:
                 yield address

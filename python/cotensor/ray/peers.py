@@ -42,9 +42,9 @@ def version_of(node: str, timeout: float = ANSWER_TIMEOUT) -> Optional[str]:
     return found.decode() if found else None
 
 
-def check_head() -> None:
-    """Raises :class:`IoError` if the head of the cluster does not answer."""
-    version_of("")
+def check_head(timeout: float = ANSWER_TIMEOUT) -> None:
+    """Raises :class:`IoError` if the head of the cluster does not answer in time."""
+    version_of("", timeout)
 
 
 def running_agent(node: str, timeout: float = ANSWER_TIMEOUT) -> Any:
@@ -90,15 +90,15 @@ def tell(node: str, method: str, *arguments: Any) -> None:
         getattr(running_agent(node, _TELL_TIMEOUT), method).remote(*arguments)
 
 
-def living() -> List[str]:
+def living(timeout: float = ANSWER_TIMEOUT) -> List[str]:
     """The nodes of the cluster. Raises :class:`IoError` if its head does not answer in time."""
-    check_head()
+    check_head(timeout)
     return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
-def others(own: str) -> List[str]:
+def others(own: str, timeout: float = ANSWER_TIMEOUT) -> List[str]:
     """As :func:`living`, but ``own``."""
-    return [node for node in living() if node != own]
+    return [node for node in living(timeout) if node != own]
 
 
 def with_agents(nodes: List[str]) -> List[str]:
@@ -130,7 +130,7 @@ def answers(
     own: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT, nodes: Optional[List[str]] = None
 ) -> Iterator[Tuple[str, Any]]:
     """The nodes but ``own``, or the named ones, and what their agents answer in time, in the order of the answers."""
-    return _answers(others(own) if nodes is None else nodes, method, arguments, timeout)
+    return _answers(others(own, timeout) if nodes is None else nodes, method, arguments, timeout)
 
 
 def answer_of(node: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT) -> Optional[Any]:
