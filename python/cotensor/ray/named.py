@@ -8,7 +8,7 @@ import threading
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
-from ..errors import ConflictError, CotensorError, IoError, NotFoundError, RefusedError
+from ..errors import ConflictError, CotensorError, IoError, NotFoundError, RefusedError, UnsupportedError
 from .alone import Alone
 from .handle import OWN_PREFIX, Id, is_used, spec_of
 from .models import Copies, Described, sources
@@ -120,7 +120,10 @@ class Named:
             with self._versions.with_key(name):
                 self._settle(name)
         for node, copied in self._copies.by_node().items():
-            newest = answer_of(node, "newest_of", sorted(copied)) or {}
+            newest: Dict[str, Tuple[str, Id]] = {}
+            # An agent of another version keeps no name of another node from its newer version.
+            with contextlib.suppress(UnsupportedError):
+                newest = answer_of(node, "newest_of", sorted(copied)) or {}
             for name, source in copied.items():
                 if name in newest and newest[name] != (node, source):
                     # One that does not come keeps no other name from its newer version.
