@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-MIN_TESTS := 1640
+MIN_TESTS := 1700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
 .PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-ray test-torch test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings bench-low-bit test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
