@@ -59,8 +59,8 @@ def on_cuda(values):
 
 
 def compared(op, dtype):
-    """The dtypes of a sample of an operator: on CUDA without rules, on CUDA by its rules, and on the host by them. None where kernels
-    of the host have other dtypes without rules, too, such as those of statistics, which differ by processor."""
+    """The dtypes of a sample of an operator: on CUDA without rules, on CUDA by its rules, and on the host by them. The last is
+    None where the host's kernel has other dtypes without rules, too, such as those of statistics, which differ by processor."""
     sample = next(iter(op.sample_inputs("cpu", dtype, requires_grad=False)))
     args, kwargs = (sample.input, *sample.args), sample.kwargs
     on_host = dtypes_of(op, *args, **kwargs)
