@@ -21,6 +21,7 @@ mod openrpc;
 pub mod provider;
 mod reports;
 mod service;
+mod slabs;
 mod tensor;
 
 pub use broker::*;
@@ -32,6 +33,7 @@ pub use names::*;
 pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
 pub use reports::*;
 pub use service::*;
+pub use slabs::*;
 pub use tensor::{
     Descriptor, Expected, GroupMember, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState, check_metadata,
 };

@@ -75,7 +75,7 @@ impl Channels {
         let size = size_of(&params)?;
         files.check(&size)?;
         let ring = inode(&files.ring)?;
-        let (_own, _share) = self.admit(store, session, &params, Some(ring))?;
+        let (_own, _share) = self.admit(store, session, &params.name, &size, Some(ring))?;
         let (client, pid, name) = (session.client().to_owned(), session.pid, params.name.clone());
         let channel = Channel { params, size, files, ring, session: session.id, client, pid, _share, _own };
         let mut channels = self.lock();
@@ -91,7 +91,7 @@ impl Channels {
     /// # Errors
     /// As [`open`](Self::open), without `Refused`.
     pub(crate) fn check(&self, store: &LocalStore, session: &Session, params: &OpenChannelParams) -> Result<()> {
-        self.admit(store, session, params, None).map(drop)
+        self.admit(store, session, &params.name, &size_of(params)?, None).map(drop)
     }
 
     /// Counts the memory of a channel that the session may open. `ring` is known after its memory was made.
@@ -99,20 +99,21 @@ impl Channels {
         &self,
         store: &LocalStore,
         session: &Session,
-        params: &OpenChannelParams,
+        name: &str,
+        size: &ChannelSize,
         ring: Option<Inode>,
     ) -> Result<(Arc<Charge>, SegmentCharge)> {
-        let bytes = size_of(params)?.total_bytes()? as u64;
+        let bytes = size.total_bytes()? as u64;
         let replaced = {
             let mut channels = self.lock();
-            check_free(&channels, &params.name, ring, session)?;
+            check_free(&channels, name, ring, session)?;
             if channels.values().filter(|channel| channel.session == session.id).count() >= OF_SESSION_MAX {
                 return Err(Error::new(
                     ErrorKind::Conflict,
                     format!("{OF_SESSION_MAX} channels are open in this session"),
                 ));
             }
-            channels.remove(&params.name)
+            channels.remove(name)
         };
         // It counts once.
         drop(replaced);
