@@ -17,11 +17,10 @@ pytest.importorskip("ray")
 
 from cotensor import InvalidError, IoError, NotFoundError, OverBudgetError  # noqa: E402
 from cotensor.ray import files, folders, transfer  # noqa: E402
-from cotensor.ray.files import FileOf, FileTarget, Hashes, OpenFile, sha256_of  # noqa: E402
+from cotensor.ray.files import FileOf, FileTarget, Hashes, OpenFile, Recent, sha256_of  # noqa: E402
 from cotensor.ray.folders import Folders, remove_ended  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.pulls import Pulls  # noqa: E402
-from cotensor.ray.recent import Recent  # noqa: E402
 from cotensor.ray.trees import Trees  # noqa: E402
 
 DATA = random.Random(2).randbytes(transfer.STREAM_BYTES * 2 + 5)

@@ -9,11 +9,11 @@ import os
 import stat
 import threading
 import time
+from collections import OrderedDict
 from pathlib import Path
-from typing import BinaryIO, Callable, NamedTuple, Optional, Tuple
+from typing import BinaryIO, Callable, NamedTuple, Optional, Tuple, TypeVar
 
 from ..errors import InvalidError, IoError, NotFoundError
-from .recent import Recent
 
 #: What stands for a tensor's id: the word, and the SHA-256 of the file's bytes.
 FileId = Tuple[str, str]
@@ -25,6 +25,8 @@ _SETTLED_NS = 2_000_000_000
 #: The most hashes that are remembered.
 _HASHES_MAX = 16384
 _Stamp = Tuple[int, int, int, int, int]
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class FileOf(NamedTuple):
@@ -142,6 +144,20 @@ def sha256_of(fd: int) -> str:
             return digest.hexdigest()
         digest.update(data)
         at += len(data)
+
+
+class Recent(OrderedDict[_K, _V]):
+    """The entries that were set last, at most ``count``. Threads set entries one at a time."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def __setitem__(self, key: _K, value: _V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._count:
+            self.popitem(last=False)
 
 
 class Hashes:

@@ -15,12 +15,11 @@ from typing import Any, Callable, Dict, List, Literal, NamedTuple, Optional, Seq
 from .._native import content_hash, model_files
 from ..errors import CotensorError, InvalidError, IoError, NotFoundError, RefusedError
 from .alone import Alone
-from .files import FileOf, FileTarget, Hashes, OpenFile
+from .files import FileOf, FileTarget, Hashes, OpenFile, Recent
 from .folders import Folders
 from .models import sources
 from .peers import answer_of, answers, others, unanswered
 from .pulls import Pulls
-from .recent import Recent
 
 #: An answer to a question for a model whose files are still being hashed. The node is asked again.
 HASHING: Literal["hashing"] = "hashing"
@@ -30,7 +29,7 @@ _HASHING_SECONDS, _ASK_INTERVAL = 0.1, 0.5
 _HASHING_MAX = 1800.0
 #: How long an answer is kept for a node that is asking again, in seconds.
 _KEPT_SECONDS = 10.0
-#: The most folders that are known by fingerprints, and by what was asked for.
+#: The most entries of each table of folders: by their fingerprints, and by the models that programs have named.
 _FOLDERS_MAX = 1024
 #: Models whose files are hashed at a time.
 _HASHED = 2
@@ -108,7 +107,7 @@ class ModelFolders:
         self._describers = ThreadPoolExecutor(_HASHED, "hashes")
         #: Where the folders are that other nodes know, by fingerprints.
         self._known: Recent[str, Tuple[Path, Folder]] = Recent(_FOLDERS_MAX)
-        #: Copies by what was asked for. The next life of this agent finds them by their content.
+        #: Copies by the models that programs have named. The next life of this agent finds them by their content.
         self._copies: Recent[Wanted, Folder] = Recent(_FOLDERS_MAX)
         self._alone: Alone[object] = Alone(shared=IoError)
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
 
 from ..errors import CotensorError, IoError, NotFoundError, RefusedError
 from .arrival import Range, Readable
@@ -96,6 +96,51 @@ class _Head:
         return self._data[:SECRET_BYTES], _Request(name, *_RANGE.unpack_from(self._data, start + length))
 
 
+class _Heads:
+    """The requests that arrive, the oldest one first. ``selector`` has their streams."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._heads: Dict[socket.socket, _Head] = {}
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def add(self, stream: socket.socket) -> None:
+        """A request arrives in a new stream."""
+        stream.setblocking(False)
+        self._selector.register(stream, selectors.EVENT_READ)
+        self._heads[stream] = _Head()
+
+    def read(self, stream: socket.socket) -> Optional[Tuple[bytes, _Request]]:
+        """The secret and the request of a stream, which the caller closes then. None before all is here. A stream with something
+        else is closed."""
+        try:
+            found = self._heads[stream].read(stream)
+        except (OSError, EOFError):
+            self._close(stream)
+            return None
+        if found is not None:
+            self._remove(stream)
+        return found
+
+    def give_up(self) -> None:
+        """Closes the streams of requests that have taken too long, and the oldest ones of too many."""
+        now = time.monotonic()
+        for stream in list(self._heads):
+            if len(self._heads) <= HEADS_MAX and self._heads[stream].end > now:
+                return
+            self._close(stream)
+
+    def _close(self, stream: socket.socket) -> None:
+        self._remove(stream)
+        stream.close()
+
+    def _remove(self, stream: socket.socket) -> None:
+        self._selector.unregister(stream)
+        del self._heads[stream]
+
+
 class Server:
     """Serves the bytes that ``find`` returns for a name. It raises :class:`NotFoundError` for one that is not here."""
 
@@ -126,48 +171,32 @@ class Server:
 
     def _accept(self) -> None:
         """Reads all requests in one thread, so that a peer without the secret takes no place of another one."""
-        heads: Dict[socket.socket, _Head] = {}
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
+            heads = _Heads(selector)
             while self._socket.fileno() >= 0:
                 for key, _ in selector.select(_REPORT_INTERVAL if heads else IDLE_TIMEOUT):
-                    stream = key.fileobj
-                    assert isinstance(stream, socket.socket)
-                    try:
-                        if stream is self._socket:
-                            stream, _ = self._socket.accept()
-                            stream.setblocking(False)
-                            selector.register(stream, selectors.EVENT_READ)
-                            heads[stream] = _Head()
-                            continue
-                        if stream not in heads:
-                            continue
-                        found = heads[stream].read(stream)
-                        if found is None:
-                            continue
-                        selector.unregister(stream)
-                        del heads[stream]
+                    stream = cast(socket.socket, key.fileobj)
+                    if stream is self._socket:
+                        self._add(heads)
+                        continue
+                    found = heads.read(stream)
+                    if found is not None:
                         self._begin(stream, *found)
-                    except (OSError, EOFError):
-                        if stream is self._socket:
-                            # The other node has gone, or this process has no descriptor left.
-                            time.sleep(_PAUSE)
-                        elif heads.pop(stream, None) is not None:
-                            selector.unregister(stream)
-                            stream.close()
-                now = time.monotonic()
-                for stream in list(heads):
-                    # The oldest ones are at the begin.
-                    if len(heads) <= HEADS_MAX and heads[stream].end > now:
-                        break
-                    del heads[stream]
-                    selector.unregister(stream)
-                    stream.close()
+                heads.give_up()
+
+    def _add(self, heads: _Heads) -> None:
+        try:
+            stream, _ = self._socket.accept()
+            heads.add(stream)
+        except OSError:
+            # The other node has gone, or this process has no descriptor left.
+            time.sleep(_PAUSE)
 
     def _begin(self, stream: socket.socket, secret: bytes, request: _Request) -> None:
         if not hmac.compare_digest(secret, self._secret):
             # After the whole request: the answer to one that is not read can be lost.
-            with stream:
+            with stream, contextlib.suppress(OSError):
                 stream.sendall(_FRAME.pack(_OTHER_SECRET))
             return
         stream.settimeout(IDLE_TIMEOUT)
