@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from functions_common import until  # noqa: E402
+
 from cotensor import IoError, NotFoundError, OverBudgetError  # noqa: E402
 from cotensor.ray import pulls, transfer  # noqa: E402
 from cotensor.ray.arrival import Whole  # noqa: E402
@@ -210,8 +212,7 @@ def test_processes_that_wait_for_one_copy_share_its_error(nodes):
     for thread in threads:
         thread.start()
     assert joined.wait(60)
-    while node.pulls._alone._keys[KEY].users < len(threads):
-        time.sleep(0.01)
+    until(lambda: node.pulls._alone._keys[KEY].users == len(threads), "all threads wait for the first one")
     go_on.set()
     for thread in threads:
         thread.join(60)

@@ -228,50 +228,6 @@ def test_other_modules_move_back_to_the_host(strategy):
             assert module.weight.device.type == "cpu" and type(module.weight) is torch.nn.Parameter
 
 
-def test_tensors_are_swapped_with_their_places(strategy):
-    with offload(mlp(1), "simulated", strategy=strategy):
-        first, second = torch.ones(2).to("simulated"), torch.zeros(3)
-        torch.utils.swap_tensors(first, second)
-        assert (first.device.type, second.device.type) == ("cpu", "simulated")
-        assert first.tolist() == [0, 0, 0] and (second + 1).tolist() == [2, 2]
-        held = weakref.ref(second)
-        with pytest.raises(RuntimeError, match="weakref"):
-            torch.utils.swap_tensors(first, second)
-        assert (first.device.type, second.device.type) == ("cpu", "simulated") and held() is second
-        del held
-        ended = offload(mlp(2), "simulated", strategy=strategy)
-        with ended:
-            third = torch.ones(2).to("simulated")
-        torch.utils.swap_tensors(first, third)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_weight_that_is_swapped_keeps_memory_of_the_host(strategy, order):
-    model = mlp(1)
-    with offload(model, "simulated", strategy=strategy):
-        weight, values = model[0].weight, torch.ones(model[0].weight.shape, device="simulated")
-        other = torch.nn.Parameter(values * 0.5)
-        other.label, other.grad, before = "other", values * 2, weight.detach().clone()
-        optimizer = torch.optim.Adam([weight], fused=True)
-        held = weakref.ref(other)
-        with pytest.raises(RuntimeError, match="weakref"):
-            torch.utils.swap_tensors(*[weight, other][::order])
-        assert torch.equal(weight, before) and held() is other
-        del held
-        model(torch.ones(1, weight.shape[1], device="simulated"))
-        torch.utils.swap_tensors(*[weight, other][::order])
-        assert (weight.device.type, other.device.type) == ("simulated", "simulated")
-        assert weight.label == "other" and not hasattr(other, "label") and other.grad is None
-        assert set(vars(weight)) == {"label"} and copy.deepcopy(model)[0].weight.shape == weight.shape
-        torch.testing.assert_close(other.detach(), before)
-        torch.testing.assert_close(weight.grad, values * 2, check_device=False)
-        optimizer.step()
-        model(torch.ones(1, weight.shape[1], device="simulated")).sum().backward()
-        optimizer.step()
-        assert (weight != 0.5).all()
-    assert weight.is_cpu
-
-
 def test_parameters_that_a_model_was_given_stay_where_they_are(strategy):
     model = mlp(1)
     given = {name: tensor * 2 for name, tensor in model.state_dict().items()}
