@@ -284,9 +284,9 @@ def test_functions_ask_the_sessions_that_know_their_tensors(strategy, monkeypatc
     for model in models:
         enable(model, "simulated", strategy=strategy)
     sessions = everywhere()[-20:]
-    run = type(sessions[0]).__torch_function__
-    note = lambda session, *call: asked.append(session) or run(session, *call)  # noqa: E731
-    monkeypatch.setattr(type(sessions[0]), "__torch_function__", note)
+    for session in sessions:
+        note = lambda *call, session=session, run=session.dispatch: asked.append(session) or run(*call)  # noqa: E731
+        monkeypatch.setattr(session, "dispatch", note)
     try:
         x = X.to("simulated")
         for model, session in zip(models, sessions):

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from .weights import Part, extent
+from .weights import Part, Weight, extent
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
@@ -17,30 +17,34 @@ _functorch: Any = torch._C._functorch
 Uses = Dict[int, Tuple[torch.Tensor, Optional[Part]]]
 
 
-def gather(values: Any, owners: Dict[int, Part], uses: Uses) -> bool:
-    """Adds the tensors of the host to ``uses``, with their owners if these have the memory that they had. Returns whether there
-    are tensors of devices."""
-    others = False
+def gather(values: Any, owners: Dict[int, Part], uses: Uses, weights: List[Weight], others: List[torch.Tensor]) -> bool:
+    """Adds the tensors of the host to ``uses``: with their owners if these have the memory that they had, and then their weights
+    to ``weights``, else to ``others`` as well. Returns whether there are tensors of devices."""
+    on_device = False
     for value in values:
         key = id(value)
         owner = owners.get(key)
         if owner is not None and owner.address == value.data_ptr():
             uses[key] = value, owner
+            weight = owner.weight
+            if weight not in weights:
+                weights.append(weight)
         elif isinstance(value, torch.Tensor):
             if value.is_cpu:
                 uses[key] = value, None
+                others.append(value)
             else:
-                others = True
+                on_device = True
         elif isinstance(value, (list, tuple)):
-            others = gather(value, owners, uses) or others
-    return others
+            on_device = gather(value, owners, uses, weights, others) or on_device
+    return on_device
 
 
 def collect(values: Any) -> Tuple[List[torch.Tensor], bool]:
     """The tensors of the host, and whether there are tensors of devices."""
     uses: Uses = {}
-    others = gather(values, {}, uses)
-    return [tensor for tensor, _ in uses.values()], others
+    on_device = gather(values, {}, uses, [], [])
+    return [tensor for tensor, _ in uses.values()], on_device
 
 
 def tensors(value: Any) -> List[torch.Tensor]:
@@ -53,8 +57,9 @@ def tensors(value: Any) -> List[torch.Tensor]:
 def replace(values: Any, copies: Dict[int, torch.Tensor]) -> Any:
     """The values with copies instead of their originals, by their ids."""
     replaced: List[Any] = []
+    get = copies.get
     for value in values:
-        copied = copies.get(id(value))
+        copied = get(id(value))
         if copied is not None:
             replaced.append(copied)
         elif isinstance(value, (list, tuple)):

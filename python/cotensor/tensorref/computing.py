@@ -16,6 +16,7 @@ from .on_host import OnHost
 from .operations import Kind, lengths_of
 from .simulated.tensor import raw_storage
 from .views import is_new
+from .weights import Weight
 
 
 class Computing:
@@ -23,7 +24,7 @@ class Computing:
 
     def __init__(self, tensors: HostTensors, calls: Calls, execution: Execution, host: OnHost) -> None:
         self._tensors = tensors
-        self._weights = tensors.weights
+        self._owners = tensors.weights.owners
         self._devices = tensors.devices
         self._results_on_host = tensors.results_on_host
         self._calls = calls
@@ -48,11 +49,14 @@ class Computing:
     def compute(self, function: Function, args: Args, kwargs: Kwargs) -> Any:
         """Runs a function on the device if an argument is there or belongs to the model."""
         uses: Uses = {}
-        on_device = gather(args, self._weights.owners, uses)
+        weights: List[Weight] = []
+        others: List[torch.Tensor] = []
+        on_device = gather(args, self._owners, uses, weights, others)
         if kwargs:
-            on_device = gather(kwargs.values(), self._weights.owners, uses) or on_device
-        if function.takes_lengths:
-            uses.pop(id(lengths_of(function.name, args)), None)
+            on_device = gather(kwargs.values(), self._owners, uses, weights, others) or on_device
+        if function.takes_lengths and uses.pop(id(lengths_of(function.name, args)), None) is not None:
+            weights = [part.weight for _, part in uses.values() if part is not None]
+            others = [tensor for tensor, part in uses.values() if part is None]
         if not uses:
             return self._execution.run_on_devices(function, args, kwargs) if on_device else self._factory(function, args, kwargs)
         if not (on_device or self._results_on_host) and in_backward():
@@ -62,7 +66,8 @@ class Computing:
             out = tensors(kwargs["out"])
             if any([tensor.is_cpu for tensor in out]):
                 return self._write(function, args, kwargs, out, uses)
-        weights, others = self._tensors.weights_of(uses)
+        if others:
+            others = self._tensors.find_weights(uses, others, weights)
         if not (weights or on_device or any([self._tensors.belongs(tensor) for tensor in others])):
             return self._factory(function, args, kwargs)
         for tensor in others:
@@ -143,7 +148,7 @@ class Computing:
         if not targets or not all([tensor.is_cpu for tensor in targets]):
             return self.compute(function, args, kwargs)
         uses: Uses = {}
-        on_device = gather([*args, *kwargs.values()], self._weights.owners, uses)
+        on_device = gather([*args, *kwargs.values()], self._owners, uses, [], [])
         if not on_device and not any([self._tensors.belongs(tensor) for tensor, _ in uses.values()]):
             return call(function.call, args, kwargs)
         return self._write(function, args, kwargs, targets, uses)
@@ -152,7 +157,7 @@ class Computing:
         """Writes tensors of the host, on the host. Parameters that it only reads are weights from now on, as elsewhere."""
         for tensor in targets:
             uses.pop(id(tensor), None)
-        self._tensors.weights_of(uses)
+        self._tensors.find_weights(uses, [tensor for tensor, _ in uses.values()], [])
         result = self._host.run(function, args, kwargs, None)
         for tensor in (*targets, *function.written(args, kwargs)):
             self._tensors.changed(tensor)

@@ -15,8 +15,8 @@ from .operations import Kind, kind_of
 from .pauses import Pauses
 
 _is_excluded, _VERSIONS = torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
-#: The transforms of ``torch.func`` that this thread is in.
-_transforms = transforms.active
+#: Whether this thread is in transforms of ``torch.func``.
+_has_transforms = torch._C._are_functorch_transforms_active
 
 
 class Dispatcher:
@@ -41,7 +41,7 @@ class Dispatcher:
         if (self._paused and self._pauses.is_paused()) or (function.is_operator and _is_excluded(_VERSIONS)):
             # A dispatch mode runs its operators below versions and gradients: with the tensors that there are.
             return func(*args, **(kwargs or {}))
-        if _transforms() is not None and function.name not in ("backward", "grad"):
+        if _has_transforms() and function.name not in ("backward", "grad"):
             with torch._C.DisableTorchFunction():
                 return transforms.run(self._tensors, func, args, kwargs or {})
         if not _len_torch_function_stack():

@@ -110,20 +110,19 @@ class HostTensors:
             if tensor is not None and tensor in self.read and not self.belongs(tensor):
                 self.add("buffer", tensor)
 
-    def weights_of(self, uses: Uses) -> Tuple[List[Weight], List[torch.Tensor]]:
-        """The weights among the tensors of the host that an operation uses, which get their parts in ``uses``, and the others."""
-        weights: List[Weight] = []
+    def find_weights(self, uses: Uses, tensors: Sequence[torch.Tensor], weights: List[Weight]) -> List[torch.Tensor]:
+        """Gives those of some tensors of the host their parts in ``uses`` that are weights, and adds these to ``weights``.
+        Returns the other tensors."""
         others: List[torch.Tensor] = []
-        for key, (tensor, part) in uses.items():
+        for tensor in tensors:
+            part = uses[id(tensor)][1] or self.part(tensor)
             if part is None:
-                part = self.part(tensor)
-                if part is None:
-                    others.append(tensor)
-                    continue
-                uses[key] = tensor, part
+                others.append(tensor)
+                continue
+            uses[id(tensor)] = tensor, part
             if part.weight not in weights:
                 weights.append(part.weight)
-        return weights, others
+        return others
 
     def part(self, tensor: torch.Tensor) -> Optional[Part]:
         """The part of a weight that a tensor of the host shows now. Parameters are weights from their first use on."""

@@ -40,7 +40,8 @@ class DeviceMemory:
         self.memory = memory
         self._peaks = [0, 0]
         self._operations = 0
-        self._read_at = float("-inf")
+        #: When the device is read again.
+        self._next_at = float("-inf")
         #: Bytes that other programs leave to this one, if a daemon divides the device.
         self.share: Optional[int] = None
         #: Bytes of this session's weights on the device, when they were last counted; without shared copies.
@@ -124,12 +125,13 @@ class DeviceMemory:
         Reads the device at most every 50 ms, unless an allocation ``failed``.
         """
         self._operations += 1
-        if self._operations % _WINDOW == 0:
-            self._peaks = [0, self._peaks[0]]
         now = time.monotonic()
-        if now - self._read_at < _INTERVAL_SECONDS and not failed:
+        if now < self._next_at and not failed:
             return None
-        self._read_at = now
+        self._next_at = now + _INTERVAL_SECONDS
+        windows, self._operations = divmod(self._operations, _WINDOW)
+        for _ in range(min(windows, 2)):
+            self._peaks = [0, self._peaks[0]]
         weights_bytes = self.count(weights)
         activations = max(self.allocated() - weights_bytes, 0)
         if failed:

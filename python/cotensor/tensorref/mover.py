@@ -73,7 +73,8 @@ class Mover:
         for weight in weights:
             if weight.copy is not None and weight.is_stale():
                 self.invalidate(weight)
-        on_device, moves = driver.begin(self.operation(name, weights))
+        number = self._operations.get((name, *weights))
+        on_device, moves = driver.begin(self.operation(name, weights) if number is None else number)
         if moves:
             try:
                 self.make(moves)

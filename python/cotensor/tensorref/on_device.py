@@ -18,6 +18,7 @@ from .simulated.tensor import raw_storage
 from .views import has_views, restored
 from .weights import Part
 
+_is_grad_enabled = torch.is_grad_enabled
 #: What an operation gets: a tensor of the host, its part of a weight, its copy, and the version of that before the operation.
 _Given = List[Tuple[torch.Tensor, Optional[Part], torch.Tensor, int]]
 #: What an operation has written: a tensor of the host, its part of a weight, its copy, and whether that has a new version.
@@ -46,9 +47,9 @@ class OnDevice:
 
     def _with_copies(self, function: Function, args: Args, kwargs: Kwargs, uses: Uses, mover: Mover) -> Any:
         func, runs_code = function.call, self._devices.runs_code
-        statistics = function.written(args, kwargs)
+        statistics = function.written(args, kwargs) if function.may_write else []
         # Tensors with a tangent need no gradient.
-        dual, with_gradients = forward_ad._current_level >= 0, torch.is_grad_enabled()
+        dual, with_gradients = forward_ad._current_level >= 0, _is_grad_enabled()
         operation = Substitution(function.saves_early) if with_gradients or runs_code else None
         copies: Dict[int, torch.Tensor] = {}
         given: _Given = []
@@ -59,8 +60,14 @@ class OnDevice:
                     copy = _copied(tensor, mover.device, linked)
                     if operation is not None:
                         operation.arguments.append((tensor, copy))
+                elif linked:
+                    copy = _linked(part, dual)
                 else:
-                    copy = _linked(part, dual) if linked else part.copy()
+                    plain = part.plain
+                    copy = plain if plain is not None and part.requires_grad is tensor.requires_grad else part.copy()
+                    if runs_code:
+                        # It may change that of the copy.
+                        part.requires_grad = None
                 copies[key] = copy
                 given.append((tensor, part, copy, copy._version))
             given_args, given_kwargs = replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs

@@ -97,7 +97,8 @@ class Offload(TorchFunctionMode):
         self.backward = Backward(self, self.tensors, self.saved)
         showing = Showing(self.tensors, calls, self.computing)
         handlers = {**self.computing.handlers(), **showing.handlers(), **self.backward.handlers()}
-        self._dispatch = Dispatcher(handlers, self.tensors, self.pauses).dispatch
+        #: Handles a function that the program calls.
+        self.dispatch = Dispatcher(handlers, self.tensors, self.pauses).dispatch
         self._modules = ModuleHooks(self)
         self.optimizers = OptimizerHooks(self.tensors, self.pauses)
         self._compiled = CompiledMethods(self, self.tensors, self._modules, self.computing)
@@ -109,7 +110,7 @@ class Offload(TorchFunctionMode):
         self._shares: List[brokers.Share] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Optional[Kwargs] = None) -> Any:
-        return self._dispatch(func, args, kwargs)
+        return self.dispatch(func, args, kwargs)
 
     def __enter__(self) -> "Offload":
         with self._entries:

@@ -36,7 +36,7 @@ class Session(Protocol):
 
     @property
     def is_entered(self) -> bool: ...
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any: ...
 
 
 class Inherited(TorchFunctionMode):
@@ -49,8 +49,12 @@ class Inherited(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
+        return self.dispatch(func, args, kwargs)
+
+    def dispatch(self, func: Any, args: Sequence[Any], kwargs: Optional[Mapping[str, Any]]) -> Any:
+        """A function that the thread calls."""
         if self.session.is_entered:
-            return self.session.__torch_function__(func, types, args, kwargs)
+            return self.session.dispatch(func, args, kwargs)
         return func(*args, **(kwargs or {}))
 
 
@@ -81,17 +85,22 @@ class Sessions(TorchFunctionMode):
             for key in session_of(entry).tensors.holders():
                 places.setdefault(key, []).append(place)
         self.entries, self._places = entries, places
+        #: Handles the functions of a thread with one session.
+        self._dispatch: Optional[Callable[..., Any]] = entries[0].dispatch if len(entries) == 1 else None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
+        dispatch = self._dispatch
+        if dispatch is not None:
+            return dispatch(func, args, kwargs)
         entries = self.entries
         if len(entries) > 1:
             if kind_of(func) is Kind.BACKWARD:
                 return self._backward(func, args, kwargs or {})
             entries = self._concerned(args, kwargs or {})
         if len(entries) == 1:
-            return entries[0].__torch_function__(func, types, args, kwargs)
+            return entries[0].dispatch(func, args, kwargs)
         with contextlib.ExitStack() as stack:
             # In the same order in each thread: another one may have entered the sessions in another order.
             for lock in sorted([session_of(entry).devices.lock for entry in entries], key=id):

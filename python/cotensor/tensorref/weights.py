@@ -139,7 +139,7 @@ class View:
 class Part:
     """A tensor of the program in the memory of a weight, with the same part of the weight's copy."""
 
-    __slots__ = ("address", "linked", "plain", "tensor", "weight")
+    __slots__ = ("address", "linked", "plain", "requires_grad", "tensor", "weight")
 
     def __init__(self, tensor: torch.Tensor, weight: Weight) -> None:
         self.tensor, self.weight = tensor, weight
@@ -148,15 +148,18 @@ class Part:
         #: The part of the copy without a gradient, and with one to ``tensor``.
         self.plain: Optional[torch.Tensor] = None
         self.linked: Optional[torch.Tensor] = None
+        #: That of ``plain``; None: not known.
+        self.requires_grad: Optional[bool] = None
 
     def copy(self) -> torch.Tensor:
         """The part of the copy, without a gradient to the tensor."""
         tensor, found = self.tensor, self.plain
         if found is None:
             found = self.plain = self.weight.part(View(tensor))
-        if found.requires_grad != tensor.requires_grad:
+        self.requires_grad = tensor.requires_grad
+        if found.requires_grad != self.requires_grad:
             # Some functions choose their algorithm by it, also without gradients.
-            found.requires_grad_(tensor.requires_grad)
+            found.requires_grad_(self.requires_grad)
         return found
 
     def write_back(self) -> None:
