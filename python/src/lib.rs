@@ -2,6 +2,7 @@
 //!
 //! Every wait and every large copy runs detached from Python. A forked child neither uses nor releases what belongs to
 //! its parent (`process.rs`).
+//! Every array keeps the lease of its tensor: an array is a private mapping (`export/tensor_mapping.rs`) that a tensor (`store/tensor.rs`) gives.
 #![allow(unsafe_code, reason = "the outermost layer: addresses come from and go to Python")]
 #![deny(unsafe_op_in_unsafe_fn)]
 

@@ -1,3 +1,4 @@
+// The store of a page, over the core module (web/wasm/src/store.rs). `memory/` has the bytes of each device.
 import { loadCore, setVerboseLogging, StoreCore } from "./core.js";
 import { CotensorError } from "./errors.js";
 import { CpuMemory } from "./memory/cpu.js";

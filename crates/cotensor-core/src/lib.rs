@@ -7,6 +7,9 @@
 //! | owns the bytes | shares them | borrows them |
 //! |---|---|---|
 //! | [`SegmentMut`]: one writer, not yet visible | [`Segment`] behind `Arc`: immutable, many readers | `&[u8]` from [`Segment::bytes`] |
+//!
+//! A *memory* makes *segments* of one kind: allocations of one memory space. A memfd, a mapped file and shared memory of a device have a
+//! descriptor.
 
 mod blob_cache;
 mod derived_files;

@@ -1,4 +1,20 @@
 //! The daemon: one store for all processes of a machine, served on a Unix socket and over HTTP.
+//!
+//! | module | contents, lowest layer first |
+//! |---|---|
+//! | `state` | sessions, segments, functions, broker, channels, the table of spilled files |
+//! | `takeover` | restores the store of a former server, and resumes sessions |
+//! | `handlers` | a function for each method of the protocol; `dispatch` registers them |
+//! | `transport` | the Unix socket, HTTP |
+//! | `processes` | the foreground process, the server, the replacement supervisor |
+//!
+//! `models` starts the model process, to which requests below `/v1` are forwarded, and ends it. This crate links no engine. It maps no
+//! memory of clients but the header of a channel's ring, to wake its readers.
+//!
+//! A *session* is the state of one client: its leases, reservations, claims, slabs and functions. A *session lock* is a descriptor that the
+//! client keeps as long as it has a session or leases: it tells a server without a connection to the client that the leases are in use. The
+//! *index* is a sealed memfd in which clients see whether a name has a newer version. A *share* is the bytes of a device that a program may
+//! use, as the broker divides it.
 
 mod config;
 mod daemon;

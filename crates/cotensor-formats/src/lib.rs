@@ -2,6 +2,7 @@
 //!
 //! Files are read and written from front to back, so that pipes work. Data is read directly into the store's memory and
 //! written directly from it, without an intermediate copy.
+//! No length in a file is trusted.
 
 mod column_major;
 mod entry;

@@ -3,6 +3,9 @@
 //! The daemon only looks providers up. Calls go from the caller to the provider, over a connection of their own.
 //! Messages carry references to tensors; each side leases a tensor from the daemon before the other side releases it.
 //! Small new tensors are passed in memory that both sides map, without a request to the daemon.
+//!
+//! A call passes `provider/call_thread.rs` (reads the message), `provider/methods.rs` and `provider/runs.rs` (runs the function). Only
+//! functions that a provider registered can be called.
 
 mod allocator;
 mod arena;

@@ -3,6 +3,9 @@
 //!
 //! [`Hub::folder`] finds the folder of a model by path or by id. [`Hub::pull`] downloads the files of a model that this
 //! program reads: the configuration and the graphs of its family.
+//!
+//! [`Hub::folder`] looks in the cache first, then downloads: `needed.rs` chooses the files, and `download/` gives a file its name when its
+//! hash is verified.
 
 mod cache;
 mod cached;

@@ -12,6 +12,15 @@
 //! | `testing` (feature) | limits that sandboxes set |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!
+//! A *slab* is one memfd, or one allocation of a device, for many small tensors of one client. A *channel* is a producer and its readers; a
+//! *frame* is one of the values that the producer writes again and again into the same memory. The *mapping cache* keeps private mappings
+//! for the next reader. A *window* is a private mapping of a whole slab, in which readers of its small tensors share pages. Memory is
+//! *prefaulted* when its pages are made before they are written. *Helpers* are threads of a process that share large copies of its other
+//! threads. Published memory that is leased or held is never written or reused.
+//!
+//! State of the whole process: the open memfds, the count of mappings, the helpers, the work of the heap, the memories of
+//! CUDA devices and the last reading of the memory that is left. No connection has such state.
+//!
 //! Each module uses only those above it in this order: `process`, `mapping`, `ranges`, `host`, `reuse`, `channel` and `pack_cache`.
 //! `device` is beside `host`.
 //!

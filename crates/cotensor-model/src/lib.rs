@@ -4,6 +4,10 @@
 //! hubs, opened over a [`model::Runtime`] (shared) or privately (as a program without Cotensor would). A
 //! [`pipeline::Pipeline`] runs several users on one input. The crate names no memory kind: it uses the trait
 //! [`cotensor_store::Store`] only.
+//!
+//! A *stage* is a graph with named inputs and outputs. Its *space* is the fingerprint of graph, weights and preprocessing: equal spaces give
+//! comparable numbers. The *key* of a result is the hash of space, engine, precision and inputs; `stage/graph_stage.rs` makes it with
+//! [`cotensor_graph`]. An *engine* runs graphs and borrows weights from the store. No architecture is written by hand.
 
 pub mod adapter;
 pub mod engine;

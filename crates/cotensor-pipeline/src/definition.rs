@@ -1,4 +1,7 @@
 //! Pipelines and their users, as files and programs describe them.
+//!
+//! An option of a task is a field of [`User`], which states its unit and default; `check_task` names the tasks that read it. Its flag is in
+//! `args/models.rs` of cotensor-cli, and its type for TypeScript in web/src/models/model.ts.
 
 use super::options::{field_names, read_options};
 use cotensor_core::{Error, Result};

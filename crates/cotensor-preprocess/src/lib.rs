@@ -1,8 +1,8 @@
 //! Preprocessing: texts, images and sounds become the arrays that a model's graphs read, as its configuration says.
 //! [`family`] describes the model families as data.
 //!
-//! The crate reads no file, starts no thread and maps no memory, so it builds for wasm32: a [`ModelFiles`] gives the
-//! bytes of the configuration files, and the caller gives the bytes of the inputs.
+//! The crate reads no file and maps no memory, so it builds for wasm32: a [`ModelFiles`] gives the bytes of the configuration files, and the
+//! caller gives the bytes of the inputs. Templates of chats run on a thread with a deep stack, except on wasm32.
 
 mod array;
 pub mod audio;

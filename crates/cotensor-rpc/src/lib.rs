@@ -1,5 +1,7 @@
 //! JSON-RPC 2.0 between processes of one machine: frames with file descriptors on a Unix socket, the calling side of a
 //! connection and the answering side.
+//!
+//! The crate knows no method of the daemon.
 
 mod busy_poll;
 mod connection;

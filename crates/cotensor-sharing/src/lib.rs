@@ -1,5 +1,7 @@
 //! Shared tensors by name. Models acquire and release them; a [`TensorSharingManager`] registers them in a
 //! [`Store`](cotensor_store::Store). A [`ResidentCopy`] is the copy of a published tensor on a device.
+//!
+//! The crate uses stores by their traits only, so that a local store and a client of the daemon can replace each other.
 
 mod access;
 mod active;

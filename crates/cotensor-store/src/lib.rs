@@ -2,6 +2,21 @@
 //!
 //! Users see the trait [`Store`] only, so that the local store and a client of the daemon are interchangeable.
 //! Counters for reports are `Relaxed` atomics; the life of a tensor is decided under the lock of its lease count.
+//!
+//! | word | meaning |
+//! |---|---|
+//! | tensor, version | dtype, shape, strides and offset in a segment, under a name; immutable once published. Publishing the name again makes a new version |
+//! | reservation | bytes taken from the budget, and an unpublished tensor in them |
+//! | lease, holder | the claim of one holder, a named part of a process, on a tensor. The count of leases decides a tensor's life |
+//! | group, member | a tensor of bytes with a table of named members, each with a dtype and a shape: one name, one version, one lease |
+//! | view | a bounds-checked strided part of a tensor, which keeps the tensor |
+//! | blob, pack | content found by its hash; a file or segment of many blobs with a table |
+//! | claim, ticket | the request for the result of a key; the right, given to one caller, to compute it |
+//! | spilled | on disk instead of in memory; name, version and identity stay |
+//!
+//! The crate names no memory kind, and maps and opens no file. A dropped [`Lease`] is released in `leases/lease.rs`, and
+//! `leases/count.rs` decides whether the tensor may be freed. `eviction/candidates.rs` has the order of eviction, and `local/room/`
+//! makes room.
 
 mod api;
 pub mod backend;

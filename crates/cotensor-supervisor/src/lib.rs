@@ -13,6 +13,10 @@
 //! of the listening socket. When the supervisor dies, the server starts another one and hands the journal to it; the
 //! next program that is started on the socket takes everything over. The state is lost only if both die at once and
 //! systemd does not hold it (`systemd.rs`).
+//!
+//! A *takeover* is the start of the next server with all tensors. A supervisor that the user starts on the socket of a running daemon is
+//! its *successor*. An *event* is a change of the journal. The crate knows no request, handler or model. `run_servers.rs` starts servers;
+//! the daemon restores and resumes (its `takeover/`), and clients reconnect (`store/` of cotensor-client).
 
 mod channel;
 mod follow;

@@ -1,3 +1,5 @@
+// A model in the page: `loaded_model.ts` has its files and stages, `run.ts` the values of one run, `stage/` what is computed once, `engine/`
+// onnxruntime-web. `writing.ts` runs the tasks of decoders. Answers are read by the second module (web/models/src/answers.rs).
 import { CotensorError } from "../errors.js";
 import { SharedTensor } from "../shared_tensor.js";
 import type { SharedTensorConfig } from "../store.js";

@@ -1,3 +1,4 @@
+// The hub of all tabs: `connection.ts` is its client in a page, `handlers.ts` the table of its methods, `../locks.ts` tells the end of a tab.
 import { CotensorError } from "../errors.js";
 import { holdLock, whenFree, type Locks } from "../locks.js";
 import type { Device } from "../types.js";

@@ -1,4 +1,7 @@
 //! A [`Store`](cotensor_store::Store) over a connection to the daemon.
+//!
+//! A publication makes memory, then calls `tensor.publish` over cotensor-rpc. A repeated lookup needs no request: the lease table compares
+//! the words of the shared index with those of its leases. After the end of a server, `reconnect.rs` resumes the session.
 
 mod blobs;
 mod builder;

@@ -1,4 +1,7 @@
 //! Writes a copy of a model whose weights have few bits, as files that onnxruntime and Cotensor open.
+//!
+//! The steps of `job.rs`: `calibrate.rs` records samples, `plan.rs` chooses widths, `graph.rs` fits codes and writes the nodes of
+//! `low_bit` of cotensor-graph, and `measure.rs` compares the outputs.
 
 mod calibrate;
 mod closeness;

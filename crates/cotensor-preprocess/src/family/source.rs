@@ -1,4 +1,6 @@
 //! The values that the inputs of graphs read, as families.toml names them.
+//!
+//! `pipeline/run.rs` of cotensor-model binds them to the inputs of a stage, `decode.rs` of cotensor-pipeline to those of a decoder.
 
 use cotensor_core::Error;
 use serde::{Deserialize, Serialize};

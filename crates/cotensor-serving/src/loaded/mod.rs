@@ -1,4 +1,5 @@
 //! The models that this process has loaded.
+//! `table.rs` decides which are kept and unloaded.
 
 mod batches;
 mod embed;

@@ -25,6 +25,9 @@
 //!
 //! A reader's mapping is read-only. That guards against mistakes only: the receiver of a descriptor can map it writable.
 //!
+//! Python: `export/device.rs` gives arrays, `import/cuda_array.rs` takes them, `producing.rs` is the allocator of `Store.producing`, and
+//! `store/device_copy.rs` copies for another GPU. Tests run on the driver of tools/fake-cuda.
+//!
 //! **Unsafe** code calls the driver. Each block relies on three facts: the library is a driver, which its user has named or installed;
 //! the types in `functions` are those of `cuda.h`; addresses come from a [`Mapping`](mapping::Mapping), which is mapped while it exists,
 //! and ranges in it are checked by its users.
