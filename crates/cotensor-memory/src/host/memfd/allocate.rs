@@ -90,7 +90,7 @@ pub(super) fn back_part(fd: BorrowedFd<'_>, map: &Mapping, part: Range<usize>) -
 }
 
 /// Reserves all pages, and copies `source` to the start of the memory. Each part is collapsed just before it is filled. Without huge pages, the
-/// kernel copies into new pages, which it need not zero and map before (decision 088).
+/// kernel copies into new pages, which it need not zero and map before (decision 006).
 pub(super) fn back_with(fd: BorrowedFd<'_>, map: &mut Mapping, source: &[u8]) -> Result<()> {
     let (len, failure) = (map.len(), OnceLock::new());
     let page = huge_page_bytes().unwrap_or(usize::MAX);
