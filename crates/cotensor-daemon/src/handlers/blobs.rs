@@ -67,8 +67,9 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
 }
 
 pub(super) async fn publish(mut caller: Caller, params: PublishBlobsParams) -> Answer<Descriptors> {
-    let fd = caller.fd()?;
+    // First: an error ends the upload, too, which another session takes over.
     let (pack, own) = caller.lock().packs.take(params.reservation, "reservation")?;
+    let fd = caller.fd()?;
     let holder = pack.holder().clone();
     let segment = own_segment(fd, pack.bytes(), pack.device())?;
     // The daemon cannot read a device: there the client has checked the hashes.

@@ -28,8 +28,9 @@ pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<Res
 }
 
 pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer<Published> {
-    let fd = caller.fd()?;
+    // First: an error ends the reservation, too.
     let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
+    let fd = caller.fd()?;
     let layout = spec.layout()?;
     let segment = own_segment(fd, layout.size_bytes(), spec.device)?;
     let terms = terms_of(&caller, params.ticket, params.expected)?;

@@ -72,22 +72,31 @@ fn takeovers_keep_all_tensors(limit: u64) {
     const BYTES: usize = 300 << 10;
     let processes = Processes::start_by(|_| limited(limit), |_| Vec::new());
     let store = processes.connect("one");
-    let mut held = Vec::new();
-    let refused = loop {
-        let number = held.len() as u64;
+    let publish = |number: u64| {
         let spec = TensorSpec {
             retention: Retention::Cached { recompute: Duration::ZERO },
             ..crate::support::spec(&number.to_string(), BYTES)
         };
         let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
         reservation.write(&content(number, BYTES), CopyReason::Put).unwrap();
-        match reservation.publish() {
+        reservation.publish()
+    };
+    let mut held = Vec::new();
+    let refused = loop {
+        let number = held.len() as u64;
+        match publish(number) {
             Ok(lease) => held.push(lease),
             Err(error) => break error,
         }
         assert!(number < limit, "no tensor was refused");
     };
     assert_eq!(refused.kind(), ErrorKind::OverBudget, "{refused}");
+    let used = store.stats().memory_usage_bytes;
+    for _ in 0..3 {
+        let refused = publish(held.len() as u64).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OverBudget, "{refused}");
+    }
+    assert_eq!(store.stats().memory_usage_bytes, used, "a refused tensor is charged to no budget");
     assert!(!held.is_empty(), "{limit} descriptors suffice for a tensor");
     for turn in 0..3 {
         processes.kill_server();

@@ -19,6 +19,7 @@ mod descriptors;
 mod devices;
 mod discovery;
 mod ended_sessions;
+mod failed_calls;
 mod foreground;
 mod functions_by_name;
 mod functions_memory;
