@@ -26,8 +26,9 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
             // Recorded before the session has the ticket, because the end of the session records that the claim is
             // abandoned.
             caller.daemon.events.record(Event::Claimed(key.0.to_string()));
-            let number = caller.lock().tickets.add(ticket)?;
-            Ok(ClaimResult::Compute(number).into())
+            let mut granted = Granted::new(&caller.session);
+            let number = granted.ticket(ticket)?;
+            Ok(Reply::granting(ClaimResult::Compute(number), granted))
         }
         Claim::Ready(leases) => {
             let mut granted = Granted::new(&caller.session);

@@ -23,8 +23,9 @@ pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<Res
     let spec = params.spec.to_domain()?;
     let own = caller.charge(spec.device.allocated_bytes(spec.layout()?.size_bytes() as u64))?;
     let charge = caller.daemon.store.grant(&spec)?;
-    let reservation = caller.lock().reservations.add(Reserved { spec, charge, own, holder })?;
-    Ok(ReserveResult { reservation }.into())
+    let mut granted = Granted::new(&caller.session);
+    let reservation = granted.reservation(Reserved { spec, charge, own, holder })?;
+    Ok(Reply::granting(ReserveResult { reservation }, granted))
 }
 
 pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer<Published> {

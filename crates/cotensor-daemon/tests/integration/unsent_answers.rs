@@ -142,6 +142,21 @@ fn notification_leases_nothing() {
     raw.get("x");
 }
 
+#[test]
+fn notification_claims_and_reserves_nothing() {
+    let running = Running::start(|_| {});
+    let other = running.connect("other");
+    let key = Key(ContentHash::of(b"stage"));
+    let reserve = p::ReserveParams { spec: p::Spec::from(&spec("x", MIB)), holder: String::new() };
+    let mut raw = Raw::connect(&running);
+    for (method, params) in [("claim.begin", json!({"key": key.0.to_string()})), ("tensor.reserve", json!(reserve))] {
+        raw.send(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
+    }
+    raw.call("ping", json!({}));
+    assert!(matches!(other.claim_within(&key, &other.holder(""), std::time::Duration::ZERO), Ok(Claim::Compute(_))));
+    running.settles_at(0);
+}
+
 /// The bytes of a blob.
 fn bytes(number: usize) -> Vec<u8> {
     number.to_le_bytes().repeat(8)

@@ -1,27 +1,36 @@
-//! What an answer gives to the client of a session: leases, descriptors and a pack to upload. They are the client's once the answer is sent.
+//! What an answer gives to the client of a session: leases, descriptors, a reservation, a claim and a pack to upload. They are the client's once
+//! the answer is sent.
 
+use super::resources::Reserved;
 use super::session::Session;
 use cotensor_client::protocol::Descriptor;
 use cotensor_core::Result;
 use cotensor_store::backend::Charge;
-use cotensor_store::{BlobPack, Holder, Lease, TensorId};
+use cotensor_store::{BlobPack, Holder, Lease, TensorId, Ticket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Leases, descriptors and a pack for one answer. Dropping them takes them back, because the client has an error instead of the answer.
+/// Leases, descriptors and a handle for one answer. Dropping them takes them back, because the client has an error instead of the answer.
 pub(crate) struct Granted {
     session: Arc<Session>,
     leases: Vec<(TensorId, Holder)>,
     /// The segments whose descriptors the answer brings, by their numbers in the session.
     segments: Vec<u64>,
-    pack: Option<u64>,
+    handle: Option<Handle>,
     fds: Vec<OwnedFd>,
+}
+
+/// The number by which the client ends what it was given.
+enum Handle {
+    Pack(u64),
+    Reservation(u64),
+    Ticket(u64),
 }
 
 impl Granted {
     pub(crate) fn new(session: &Arc<Session>) -> Self {
         let session = Arc::clone(session);
-        Self { session, leases: Vec::new(), segments: Vec::new(), pack: None, fds: Vec::new() }
+        Self { session, leases: Vec::new(), segments: Vec::new(), handle: None, fds: Vec::new() }
     }
 
     /// Adds a lease and describes the tensor to the client.
@@ -52,7 +61,27 @@ impl Granted {
     /// `Conflict` when the session has too many of them.
     pub(crate) fn pack(&mut self, pack: BlobPack, own: Arc<Charge>) -> Result<u64> {
         let handle = self.session.lock().packs.add((pack, own))?;
-        self.pack = Some(handle);
+        self.handle = Some(Handle::Pack(handle));
+        Ok(handle)
+    }
+
+    /// Adds memory that the client makes. Returns its handle.
+    ///
+    /// # Errors
+    /// `Conflict` when the session has too many of them.
+    pub(crate) fn reservation(&mut self, reserved: Reserved) -> Result<u64> {
+        let handle = self.session.lock().reservations.add(reserved)?;
+        self.handle = Some(Handle::Reservation(handle));
+        Ok(handle)
+    }
+
+    /// Adds a claim whose results the client computes. Returns its handle.
+    ///
+    /// # Errors
+    /// `Conflict` when the session has too many of them.
+    pub(crate) fn ticket(&mut self, ticket: Ticket) -> Result<u64> {
+        let handle = self.session.lock().tickets.add(ticket)?;
+        self.handle = Some(Handle::Ticket(handle));
         Ok(handle)
     }
 
@@ -65,7 +94,7 @@ impl Granted {
     pub(crate) fn keep(mut self) {
         self.leases.clear();
         self.segments.clear();
-        self.pack = None;
+        self.handle = None;
     }
 }
 
@@ -78,9 +107,21 @@ impl Drop for Granted {
             // The session may have ended.
             let _ = self.session.release(id, &holder);
         }
-        if let Some(handle) = self.pack.take() {
-            let pack = self.session.lock().packs.take(handle, "reservation");
-            drop(pack);
+        // What is taken out is dropped without the lock.
+        match self.handle.take() {
+            Some(Handle::Pack(handle)) => {
+                let pack = self.session.lock().packs.take(handle, "reservation");
+                drop(pack);
+            }
+            Some(Handle::Reservation(handle)) => {
+                let reserved = self.session.lock().reservations.take(handle, "reservation");
+                drop(reserved);
+            }
+            Some(Handle::Ticket(handle)) => {
+                let ticket = self.session.lock().tickets.take(handle, "ticket");
+                drop(ticket);
+            }
+            None => {}
         }
     }
 }
