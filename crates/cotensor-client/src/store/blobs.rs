@@ -23,7 +23,7 @@ pub(super) fn lease(
             let answer = plan(store, session, specs, &left, holder)?;
             let mut found = answer.ready;
             if let Some(upload) = answer.upload {
-                found.extend(provide(store, session, specs, &upload, source, holder)?);
+                found.extend(provide(store, specs, upload, source, holder)?);
             }
             Ok(found)
         })?;
@@ -37,13 +37,43 @@ pub(super) fn lease(
     complete.ok_or_else(|| Error::corrupt("the daemon did not lease every blob"))
 }
 
-struct Answer {
+struct Answer<'s> {
     ready: Vec<(usize, Lease)>,
-    upload: Option<p::BlobUpload>,
+    upload: Option<Upload<'s>>,
+}
+
+/// Blobs that this session has to upload, and no other meanwhile. Passed on to another session on drop, unless their publication was requested.
+struct Upload<'s> {
+    session: &'s Session,
+    planned: p::BlobUpload,
+    is_requested: bool,
+}
+
+impl Upload<'_> {
+    /// The number for the call that ends the upload, whatever the answer is.
+    fn request(&mut self) -> u64 {
+        self.is_requested = true;
+        self.planned.reservation
+    }
+}
+
+impl Drop for Upload<'_> {
+    fn drop(&mut self) {
+        if !self.is_requested {
+            let params = p::ReservationParams { reservation: self.planned.reservation };
+            self.session.notify::<p::DiscardBlobs>(&params);
+        }
+    }
 }
 
 /// Requests the blobs at the indices `left`. The indices of the answer refer to `specs`.
-fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
+fn plan<'s>(
+    store: &ClientStore,
+    session: &'s Session,
+    specs: &[BlobSpec],
+    left: &[usize],
+    holder: &Holder,
+) -> Result<Answer<'s>> {
     let content = |&place: &usize| {
         let BlobSpec { hash, dtype, shape, device, label, metadata, .. } = &specs[place];
         let (hash, dtype) = (hash.to_string(), dtype.name().to_owned());
@@ -62,15 +92,16 @@ fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usiz
         None => session.connection.describe(p::PlanUpload::NAME),
     };
     let (answer, fds) = session.call_work::<p::PlanUpload>(&params, &describe)?;
-    let (mut fds, mut ready) = (fds.into_iter(), Vec::new());
+    // First: an error passes the upload on.
+    let mut upload = answer.upload.map(|planned| Upload { session, planned, is_requested: false });
     let there =
         |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("an index that was not requested"));
-    for (place, descriptor) in answer.ready {
-        ready.push((there(place)?, store.open(session, descriptor, &mut fds, holder)?));
-    }
-    let mut upload = answer.upload;
+    let (places, descriptors): (Vec<usize>, Vec<_>) = answer.ready.into_iter().unzip();
+    let leases = store.daemon.leases.open_each(session, descriptors, fds, holder, store.me.clone())?;
+    let ready = places.into_iter().zip(leases).map(|(place, lease)| Ok((there(place)?, lease)));
+    let ready: Vec<_> = ready.collect::<Result<_>>()?;
     if let Some(upload) = &mut upload {
-        for (place, ..) in &mut upload.places {
+        for (place, ..) in &mut upload.planned.places {
             *place = there(*place)?;
         }
     }
@@ -83,28 +114,24 @@ fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usiz
 /// Fills one segment with the blobs to upload, and publishes it.
 fn provide(
     store: &ClientStore,
-    session: &Session,
     specs: &[BlobSpec],
-    upload: &p::BlobUpload,
+    mut upload: Upload<'_>,
     source: &mut dyn BlobSource,
     holder: &Holder,
 ) -> Result<Vec<(usize, Lease)>> {
-    let start = Instant::now();
-    let filled = fill(store, specs, upload, source);
-    let segment = match filled {
-        Ok(segment) => segment,
-        Err(error) => {
-            session.notify::<p::DiscardBlobs>(&p::ReservationParams { reservation: upload.reservation });
-            return Err(error);
-        }
-    };
+    let (session, start) = (upload.session, Instant::now());
+    let segment = fill(store, specs, &upload.planned, source)?;
+    let fd = descriptor_of(&*segment)?;
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-    let params = p::PublishBlobsParams { reservation: upload.reservation, micros };
-    let (published, _) = session.call_long::<p::PublishBlobs>(&params, vec![descriptor_of(&*segment)?])?;
-    let open =
-        |descriptor| store.daemon.leases.open_in(session, &descriptor, segment.clone(), holder, store.me.clone());
-    let places = upload.places.iter().map(|(place, ..)| *place);
-    places.zip(published.tensors).map(|(place, descriptor)| Ok((place, open(descriptor)?))).collect()
+    let params = p::PublishBlobsParams { reservation: upload.request(), micros };
+    let (published, _) = session.call_long::<p::PublishBlobs>(&params, vec![fd])?;
+    // Each of them, also after an error: the daemon has leased all.
+    let open = |descriptor: &p::Descriptor| {
+        store.daemon.leases.open_in(session, descriptor, segment.clone(), holder, store.me.clone())
+    };
+    let leases: Vec<Result<Lease>> = published.tensors.iter().map(open).collect();
+    let places = upload.planned.places.iter().map(|(place, ..)| *place);
+    places.zip(leases).map(|(place, lease)| Ok((place, lease?))).collect()
 }
 
 fn fill(

@@ -331,9 +331,8 @@ impl ClientStore {
                 Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
             }
             p::ClaimResult::Ready(descriptors) => {
-                let mut fds = fds.into_iter();
-                let open = |descriptor| self.open(session, descriptor, &mut fds, holder);
-                Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
+                let leases = self.daemon.leases.open_each(session, descriptors, fds, holder, self.me.clone())?;
+                Ok(Claim::Ready(leases))
             }
         }
     }

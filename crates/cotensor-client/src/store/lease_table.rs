@@ -196,6 +196,21 @@ impl LeaseTable {
         }
     }
 
+    /// As [`open`](Self::open), each of `descriptors`. Also after an error, with which the leases of the others are released.
+    pub(super) fn open_each(
+        &self,
+        session: &Session,
+        descriptors: Vec<Descriptor>,
+        fds: Vec<OwnedFd>,
+        holder: &Holder,
+        backend: Weak<dyn StoreBackend>,
+    ) -> Result<Vec<Lease>> {
+        let mut fds = fds.into_iter();
+        let open = |descriptor| self.open(session, descriptor, &mut fds, holder, backend.clone());
+        let leases: Vec<Result<Lease>> = descriptors.into_iter().map(open).collect();
+        leases.into_iter().collect()
+    }
+
     /// As [`open`](Self::open), for a tensor in a segment that this process has.
     pub(super) fn open_in(
         &self,

@@ -36,7 +36,11 @@ pub(super) struct ReservationGuard {
 }
 
 impl ReservationGuard {
-    fn reserve(daemon: &Reconnector, params: &p::ReserveParams) -> Result<Self> {
+    /// Reserves the bytes of a tensor.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub(super) fn reserve(daemon: &Reconnector, params: &p::ReserveParams) -> Result<Self> {
         let (number, generation) = daemon.retry(|session| Ok((reserve(session, params)?, session.generation)))?;
         Ok(Self { number, generation, connection: Arc::clone(&daemon.connection), published: false })
     }

@@ -1,7 +1,7 @@
 //! Tensors by name: lookups, reservations and removals.
 
 use super::client_store::ClientStore;
-use super::publication::Allocation;
+use super::publication::{Allocation, ReservationGuard};
 use super::session::LOOKUPS;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{Error, ErrorKind, HeapMemory, Kind, Layout, Result, SegmentMut, SlabMemory};
@@ -129,8 +129,8 @@ impl ClientStore {
 
     fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
         match self.config.refuses(spec.kind, bytes as u64) {
-            // The daemon makes the error and counts the refusal.
-            Some(_) => self.daemon.call::<p::Reserve>(&reserve_params(spec, "")).map(drop),
+            // The daemon makes the error and counts the refusal. A later daemon, with other rules, may reserve the bytes.
+            Some(_) => ReservationGuard::reserve(&self.daemon, &reserve_params(spec, "")).map(drop),
             None => Ok(()),
         }
     }
