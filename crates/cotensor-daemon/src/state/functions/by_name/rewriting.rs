@@ -14,12 +14,40 @@ const NAME_SHOWN_BYTES_MAX: usize = 64;
 /// The least magnitude of an integer that no type of 64 bits has.
 const WIDE: f64 = 9_223_372_036_854_775_808.0;
 
-/// Whether a JSON text has an integer, without point and exponent, that is read as `value`.
-fn has_integer(text: &str, value: f64) -> bool {
-    let is_part = |byte: u8| byte.is_ascii_digit() || b"+-.eE".contains(&byte);
-    let numbers = text.split(|letter: char| !u8::try_from(letter).is_ok_and(is_part));
-    let integers = numbers.filter(|number| !number.contains(['.', 'e', 'E']));
-    integers.filter_map(|number| number.parse::<f64>().ok()).any(|found| found == value)
+/// The numbers of a JSON text, as they are written, in their order.
+struct Numbers<'t>(&'t str);
+
+impl<'t> Iterator for Numbers<'t> {
+    type Item = &'t str;
+
+    fn next(&mut self) -> Option<&'t str> {
+        let (bytes, mut start) = (self.0.as_bytes(), 0);
+        loop {
+            match bytes.get(start)? {
+                b'"' => start = end_of_string(bytes, start),
+                b'-' | b'0'..=b'9' => break,
+                _ => start += 1,
+            }
+        }
+        let rest = &self.0[start..];
+        let is_after = |letter: char| !letter.is_ascii_digit() && !"+-.eE".contains(letter);
+        let (number, rest) = rest.split_at(rest.find(is_after).unwrap_or(rest.len()));
+        self.0 = rest;
+        Some(number)
+    }
+}
+
+/// The position behind the JSON string that begins at `start`.
+fn end_of_string(bytes: &[u8], start: usize) -> usize {
+    let mut at = start + 1;
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => return at + 1,
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+    bytes.len()
 }
 
 /// Reads a tensor as the caller wrote it: a text or an object.
@@ -30,8 +58,12 @@ type ReadTensor<'a> = dyn FnMut(&RawValue) -> Result<TensorRef> + 'a;
 /// # Errors
 /// `Invalid` with the place of a value as the field; those of `read_tensor`.
 pub(super) fn rewrite(value: &RawValue, read_tensor: &mut ReadTensor<'_>) -> Result<Box<RawValue>> {
-    let mut rewriting =
-        Rewriting { source: value.get(), read_tensor, text: Vec::with_capacity(value.get().len()), error: None };
+    let mut rewriting = Rewriting {
+        numbers: Numbers(value.get()),
+        read_tensor,
+        text: Vec::with_capacity(value.get().len()),
+        error: None,
+    };
     let read = Next(&mut rewriting).deserialize(&mut serde_json::Deserializer::from_str(value.get()));
     let invalid = |error: &serde_json::Error| Error::invalid(error.to_string());
     read.map_err(|error| rewriting.error.take().unwrap_or_else(|| invalid(&error)))?;
@@ -52,8 +84,8 @@ fn shortened(name: &str) -> &str {
 }
 
 struct Rewriting<'a> {
-    /// The whole value.
-    source: &'a str,
+    /// The numbers that are not rewritten yet. The parser gives a number's value, but not whether it was written as an integer.
+    numbers: Numbers<'a>,
     read_tensor: &'a mut ReadTensor<'a>,
     text: Vec<u8>,
     /// The error of a value.
@@ -63,6 +95,12 @@ struct Rewriting<'a> {
 impl Rewriting<'_> {
     fn write<E: serde::de::Error>(&mut self, value: impl Serialize) -> Result<(), E> {
         serde_json::to_writer(&mut self.text, &value).map_err(E::custom)
+    }
+
+    /// Writes a number, the next one of the text.
+    fn write_number<E: serde::de::Error>(&mut self, value: impl Serialize) -> Result<(), E> {
+        self.numbers.next();
+        self.write(value)
     }
 
     /// Keeps an error until the end: the parser's own errors have no kind.
@@ -91,6 +129,9 @@ impl Rewriting<'_> {
     fn special<'de, A: MapAccess<'de>>(&mut self, form: &str, map: &mut A) -> Result<(), A::Error> {
         if form == "$tensor" {
             let written: &RawValue = map.next_value()?;
+            for _ in Numbers(written.get()) {
+                self.numbers.next();
+            }
             return match (self.read_tensor)(written) {
                 Ok(tensor) => self.write(tensor),
                 Err(error) => self.fail(error),
@@ -141,16 +182,17 @@ impl<'de> Visitor<'de> for Next<'_, '_> {
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
-        self.0.write(value)
+        self.0.write_number(value)
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
-        self.0.write(value)
+        self.0.write_number(value)
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
         // The parser reads an integer that is too wide as a float.
-        if value.abs() >= WIDE && has_integer(self.0.source, value) {
+        let is_integer = self.0.numbers.next().is_some_and(|number| !number.contains(['.', 'e', 'E']));
+        if is_integer && value.abs() >= WIDE {
             let message = "an integer of more than 64 bits: write a float with a point or an exponent, or a text";
             return self.0.fail(Error::invalid(message));
         }
@@ -208,14 +250,23 @@ impl<'de> Visitor<'de> for Next<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor_client::protocol::Id;
 
     #[test]
     fn integers_beyond_64_bits_are_refused_and_floats_are_kept() {
         let rewritten = |text: &str| {
             let value: Box<RawValue> = serde_json::from_str(text).unwrap();
-            rewrite(&value, &mut |_| Err(Error::invalid("no tensor"))).map(|value| value.get().to_owned())
+            let id = Id { name_id: 1, version: 2 };
+            let mut tensor = |_: &RawValue| Ok(TensorRef { id, dtype: "uint8".to_owned(), shape: Vec::new() });
+            rewrite(&value, &mut tensor).map(|value| value.get().to_owned())
         };
-        for wide in ["18446744073709551616", "-9223372036854775809", r#"{"x":[1,100000000000000000000000]}"#] {
+        for wide in [
+            "18446744073709551616",
+            "-9223372036854775809",
+            r#"{"x":[1,100000000000000000000000]}"#,
+            r#"["\"1.5",true,18446744073709551616]"#,
+            r#"[{"$tensor":{"data":[1.5,2.5]}},18446744073709551616]"#,
+        ] {
             let error = rewritten(wide).unwrap_err();
             assert!(error.message().contains("64 bits"), "{wide}: {error}");
         }
@@ -225,8 +276,28 @@ mod tests {
             ("-9223372036854775808", "-9223372036854775808"),
             ("1e30", "1e+30"),
             ("18446744073709551616.0", "1.8446744073709552e+19"),
+            // Digits in a text and in a tensor are no number of the list.
+            (
+                r#"["18446744073709551616",18446744073709551616.0]"#,
+                r#"["18446744073709551616",1.8446744073709552e+19]"#,
+            ),
+            (
+                r#"{"18446744073709551616":["\"\\",1.8446744073709552e19]}"#,
+                r#"{"18446744073709551616":["\"\\",1.8446744073709552e+19]}"#,
+            ),
         ] {
             assert_eq!(rewritten(text).unwrap(), kept);
         }
+        let beside = rewritten(r#"[{"$tensor":{"data":[18446744073709551616]}},18446744073709551616.0]"#).unwrap();
+        assert!(beside.ends_with("},1.8446744073709552e+19]"), "{beside}");
+    }
+
+    /// One look at the whole text for each number would take hours.
+    #[test]
+    fn large_floats_are_rewritten_in_linear_time() {
+        let text = format!("[{}-3.4e38]", "-3.4e38,".repeat(500_000));
+        let value = RawValue::from_string(text).unwrap();
+        let rewritten = rewrite(&value, &mut |_| Err(Error::invalid("no tensor"))).unwrap();
+        assert_eq!(rewritten.get().matches("-3.4e+38").count(), 500_001);
     }
 }
