@@ -172,8 +172,8 @@ impl TextEmbedder {
         tokens.min(self.tokens_max.unwrap_or(usize::MAX))
     }
 
-    /// The embeddings of texts, in their order. Texts of similar length run together. `prompt_name` is as in sentence-transformers.
-    /// With a holder, each embedding is a result in the store, which later calls reuse.
+    /// The embeddings of texts, in their order. Texts of similar length run together, and equal ones once. `prompt_name` is as in
+    /// sentence-transformers. With a holder, each embedding is a result in the store, which later calls reuse.
     ///
     /// # Errors
     /// As [`embed_each`](Self::embed_each), and the first error of a text, with its position.
@@ -211,7 +211,8 @@ impl TextEmbedder {
         let before = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
         let prompt = Prompt { tokens: before, task };
         let mut rows: Vec<Option<Result<Vec<f32>>>> = (0..texts.len()).map(|_| None).collect();
-        let (mut missing, mut tickets) = self.claim(&tokens, prompt, cached_by, &mut rows);
+        let (distinct, firsts) = self.distinct(&tokens, prompt);
+        let (mut missing, mut tickets) = self.claim(distinct, cached_by, &mut rows);
         missing.sort_by_key(|&at| count(&tokens, at));
         let counts: Vec<usize> = missing.iter().map(|&at| count(&tokens, at)).collect();
         let mut made = Vec::new();
@@ -241,14 +242,15 @@ impl TextEmbedder {
                 }
             }
         }
-        let results = rows.into_iter().enumerate().map(|(at, row)| {
+        let embedding = |at: usize, row: Option<Result<Vec<f32>>>, equal: Option<&Result<TextEmbedding>>| {
             let found = tokens[at].as_ref().map_err(Clone::clone)?;
-            let values = match (row.transpose()?, cached_by) {
-                (None, Some(holder)) => match self.run_once(at, &tokens, prompt, holder) {
+            let values = match (equal, row.transpose()?, cached_by) {
+                (Some(equal), ..) => equal.as_ref().map_err(Clone::clone)?.values.clone(),
+                (None, None, Some(holder)) => match self.run_once(at, &tokens, prompt, holder) {
                     Err(error) if error.kind() == ErrorKind::OverBudget => self.run_alone(at, &tokens, prompt)?,
                     row => row?,
                 },
-                (row, _) => row.ok_or_else(|| Error::corrupt("the graph gave no row"))?,
+                (None, row, _) => row.ok_or_else(|| Error::corrupt("the graph gave no row"))?,
             };
             Ok(TextEmbedding {
                 values,
@@ -256,24 +258,40 @@ impl TextEmbedder {
                 is_truncated: found.is_truncated(),
                 notice: self.notice.clone(),
             })
-        });
-        Ok(results.collect())
+        };
+        let mut results = Vec::with_capacity(texts.len());
+        for (at, row) in rows.into_iter().enumerate() {
+            // The results so far have that of an earlier text with the same tokens.
+            let result = embedding(at, row, results.get(firsts[at]));
+            results.push(result);
+        }
+        Ok(results)
     }
 
-    /// Claims the embeddings of all texts that have tokens. Puts those that the store has into `rows`, and returns the texts to compute, with
-    /// their tickets.
+    /// The texts with tokens that differ, with what identifies their embeddings; and for each text of the call the first with the same tokens.
+    fn distinct(&self, tokens: &Texts, prompt: Prompt) -> (Vec<(usize, [ContentHash; 2])>, Vec<usize>) {
+        let (mut seen, mut distinct) = (HashMap::new(), Vec::new());
+        let first = |(at, tokens): (usize, &Result<TextTokens>)| {
+            let Ok(tokens) = tokens else { return at };
+            let key = self.key(tokens, prompt);
+            *seen.entry(key).or_insert_with(|| {
+                distinct.push((at, key));
+                at
+            })
+        };
+        let firsts = tokens.iter().enumerate().map(first).collect();
+        (distinct, firsts)
+    }
+
+    /// Claims the embeddings of texts that differ. Puts those that the store has into `rows`, and returns the texts to compute, with their
+    /// tickets.
     fn claim(
         &self,
-        tokens: &Texts,
-        prompt: Prompt,
+        distinct: Vec<(usize, [ContentHash; 2])>,
         cached_by: Option<&Holder>,
         rows: &mut [Option<Result<Vec<f32>>>],
     ) -> (Vec<usize>, HashMap<usize, Ticket>) {
-        let (known, keys): (Vec<usize>, Vec<_>) = tokens
-            .iter()
-            .enumerate()
-            .filter_map(|(at, tokens)| Some((at, self.key(tokens.as_ref().ok()?, prompt))))
-            .unzip();
+        let (known, keys): (Vec<usize>, Vec<_>) = distinct.into_iter().unzip();
         let Some(holder) = cached_by else { return (known, HashMap::new()) };
         let (mut missing, mut tickets) = (Vec::new(), HashMap::new());
         for (at, claim) in known.into_iter().zip(self.stage.claim_each(LABEL, &keys, holder)) {

@@ -5,7 +5,7 @@ use cotensor_hub::{Hub, Limits, Settings};
 use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_serving::{LoadedModels, ServingOptions, v1};
-use cotensor_store::LocalStore;
+use cotensor_store::{LocalStore, Store};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -36,9 +36,14 @@ impl Server {
     }
 
     pub(crate) fn with_hub(options: ServingOptions, hub: Hub) -> Self {
+        Self::over(LocalStore::builder().build(), options, hub)
+    }
+
+    /// A server of models whose results are in `store`.
+    pub(crate) fn over(store: Arc<dyn Store>, options: ServingOptions, hub: Hub) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("v1")).unwrap();
-        let runtime = Runtime::with_hub(LocalStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
+        let runtime = Runtime::with_hub(store, Arc::new(RtenEngine::new(Some(1))), hub);
         runtime.limit_memory(|bytes| match bytes {
             0..=MEMORY_BYTES => Ok(()),
             _ => Err(Error::new(ErrorKind::OverBudget, "no such memory")),

@@ -1,6 +1,8 @@
 //! Errors of one text among others, and what is cut.
 
 use crate::server::{Server, model, numbers, unpacked};
+use cotensor_daemon::testing::Running;
+use cotensor_hub::Hub;
 use cotensor_serving::ServingOptions;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -47,6 +49,31 @@ fn error_of_a_text_has_its_index_and_a_status_that_is_not_repeated() {
     }
     let (status, answer) = server.post("/v1/embeddings", &json!({"model": folder.path(), "input": texts}));
     assert_eq!((status, answer["data"].as_array().unwrap().len()), (200, 150));
+}
+
+/// The daemon's calls for one request: a claim and a publication for each text that differs from the others.
+#[test]
+fn equal_texts_of_a_request_are_claimed_once() {
+    let running = Running::start(|_| {});
+    let server = Server::over(running.connect("models"), ServingOptions::default(), Hub::from_env());
+    let calls = |texts: Vec<String>| {
+        let count =
+            || ["claim.begin", "tensor.publish_slab"].map(|method| running.calls().get(method).copied().unwrap_or(0));
+        let before = count();
+        let answer = server.embed(&json!({"model": model("bert"), "input": texts}));
+        let [claims, publications] = count();
+        (answer["data"].clone(), [claims - before[0], publications - before[1]])
+    };
+    // Loads the model, whose graph and weights have claims of their own.
+    calls(vec!["a crane lifts grain".to_owned()]);
+    let (equal, count) = calls(vec!["gulls".to_owned(); 64]);
+    assert_eq!(count, [1, 1]);
+    assert!((0..64usize).all(|at| equal[at]["index"] == at && equal[at]["embedding"] == equal[0]["embedding"]));
+    let (found, count) = calls(vec!["gulls".to_owned(); 64]);
+    assert_eq!((found, count), (equal, [1, 0]), "the store has the result");
+    let different = |texts: std::ops::Range<usize>| texts.map(|text| format!("gull {text}")).collect::<Vec<String>>();
+    assert_eq!(calls(different(0..64)).1, [64, 64]);
+    assert_eq!(calls([different(0..1), different(64..66), different(64..66)].concat()).1, [3, 2]);
 }
 
 #[test]
