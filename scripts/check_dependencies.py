@@ -2,8 +2,8 @@
 """Checks the dependencies between the crates, and the imports among the files of each crate, of the Python package and of the web package.
 
 Fails when a crate depends on a workspace crate that `ALLOWED` does not list for it, when no module declares a source file, when two or
-more files import each other in a circle, when folders do so, and when the daemon's state uses what has to come in from outside. Prints the
-imports of each circle.
+more files import each other in a circle, when folders do so, and when the daemon's state uses what has to come in from outside or other
+parts of the daemon. Prints the imports of each circle.
 """
 import json
 import re
@@ -131,13 +131,17 @@ def import_circles(programs):
 
 
 def outside_of_state(crate, folder):
-    """The uses in a folder of the daemon's state of what has to come in from outside."""
+    """The uses in a folder of the daemon's state of what has to come in from outside, and of other files of the crate."""
     for module in (module for path, module in crate.modules.items() if path[:1] == (folder,)):
         used = [("::".join(path), line) for path, _, _, line in module.imports]
         used += [(found[0], module.line(found.start())) for found in PATH.finditer(module.text)]
         for name, line in used:
             if OUTSIDE.match(name):
                 yield f"{shown(module.file)}:{line}: the daemon's state must not use {name}: it comes in from outside"
+    files = {module.file for path, module in crate.modules.items() if path[:1] == (folder,)}
+    for file in sorted(files):
+        for other in sorted(crate.edges.get(file, {}).keys() - files):
+            yield f"{crate.describe_edge(file, other)}: the daemon's state must not use what is above it"
 
 
 def main():

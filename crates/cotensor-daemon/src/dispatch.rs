@@ -1,6 +1,7 @@
 //! The daemon's methods: async handlers in the method registry, for sockets and HTTP requests.
 
 use crate::daemon::Daemon;
+use crate::descriptors::room_for;
 use crate::state::functions::FunctionCall;
 use crate::state::session::{Granted, Session};
 use cotensor_client::protocol::{Empty, Hello, Method};
@@ -198,7 +199,7 @@ impl Client {
             let store = Arc::clone(&self.daemon.store);
             let (holder, client) = (self.session.holder("")?, self.session.client().to_owned());
             let slots = self.daemon.functions.slots.clone();
-            Ok(FunctionCall { store, holder, client, function, provider, slots })
+            Ok(FunctionCall { store, holder, room_for, client, function, provider, slots })
         };
         Some(call())
     }

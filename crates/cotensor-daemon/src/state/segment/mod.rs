@@ -15,4 +15,4 @@ pub(crate) use read::{Inode, inode, is_in};
 pub(crate) use sealed::Sealed;
 pub(crate) use slab::{Slab, SlabOwner};
 pub(crate) use slabs::{SlabFile, Slabs};
-pub(crate) use upload::Upload;
+pub(crate) use upload::{RoomFor, Upload};

@@ -2,18 +2,21 @@
 //! bytes: the announced length evicts no tensor.
 
 use super::Sealed;
-use crate::descriptors::room_for;
 use cotensor_core::{Error, Layout, Result};
 use cotensor_memory::process::{check_memory, create_segment_memfd};
 use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, Holder, Lease, LocalStore, Publication, StoreReports, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// The smallest step of growth in bytes, unless fewer bytes remain.
 const STEP_BYTES_MIN: u64 = 1 << 20;
+
+/// Makes room for a descriptor that the daemon keeps: returns it, perhaps with another number, or `OverBudget` at the daemon's limit.
+pub(crate) type RoomFor = fn(&LocalStore, OwnedFd) -> Result<OwnedFd>;
 
 /// Memory of a known length that is filled from its start.
 pub(crate) struct Upload {
@@ -32,7 +35,13 @@ impl Upload {
     ///
     /// # Errors
     /// `OverBudget` when no more descriptors may be open, or when the system or a control group has less memory left; `Io`.
-    pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>, store: &LocalStore) -> Result<Self> {
+    pub(crate) fn new(
+        name: &str,
+        len: u64,
+        charge: Arc<Charge>,
+        store: &LocalStore,
+        room_for: RoomFor,
+    ) -> Result<Self> {
         // All of it, so that an upload that cannot fit is refused before it is sent.
         drop(check_memory(usize::try_from(len).unwrap_or(usize::MAX))?);
         let fd = room_for(store, create_segment_memfd()?)?;

@@ -5,6 +5,7 @@ use super::body::next;
 use super::context::Http;
 use super::min_rate::time_for;
 use super::range::{Wanted, wanted};
+use crate::descriptors::room_for;
 use crate::state::segment::Upload;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -170,7 +171,7 @@ pub(super) async fn put(
     let call = http.sessions.call(&http.daemon, &headers)?;
     let holder = call.session.holder("")?;
     let store = &http.daemon.store;
-    let upload = Upload::new(&spec.name, bytes, store.grant_growing(&spec)?, store)?;
+    let upload = Upload::new(&spec.name, bytes, store.grant_growing(&spec)?, store, room_for)?;
     let lease = receive(&http, body, upload).await?.publish(spec, layout, store, &holder)?;
     let published = Published { id: lease.id().into(), spec: Spec::from(&lease.spec()), bytes, leased: call.is_kept() };
     if call.is_kept() {

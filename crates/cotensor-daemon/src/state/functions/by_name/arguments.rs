@@ -2,7 +2,7 @@
 
 use super::elements;
 use super::rewriting::{rewrite, within};
-use crate::state::segment::Upload;
+use crate::state::segment::{RoomFor, Upload};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use cotensor_client::protocol::provider::TensorRef;
@@ -37,10 +37,18 @@ struct WrittenTensor<'a> {
     shape: Option<Vec<usize>>,
 }
 
+/// The place of the tensors of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Tensors<'a> {
+    pub(super) store: &'a LocalStore,
+    pub(super) holder: &'a Holder,
+    /// For those that the caller wrote.
+    pub(super) room_for: RoomFor,
+}
+
 struct Reader<'a> {
     function: &'a str,
-    store: &'a LocalStore,
-    holder: &'a Holder,
+    tensors: Tensors<'a>,
     leases: Vec<Lease>,
 }
 
@@ -49,8 +57,8 @@ impl Arguments {
     ///
     /// # Errors
     /// `Invalid` with the place of the value as its field; `NotFound` for the name of no tensor; `OverBudget`.
-    pub(super) fn read(params: Option<&RawValue>, function: &str, store: &LocalStore, holder: &Holder) -> Result<Self> {
-        let mut reader = Reader { function, store, holder, leases: Vec::new() };
+    pub(super) fn read(params: Option<&RawValue>, function: &str, tensors: Tensors<'_>) -> Result<Self> {
+        let mut reader = Reader { function, tensors, leases: Vec::new() };
         let empty =
             |text: &str| RawValue::from_string(text.to_owned()).map_err(|error| Error::invalid(error.to_string()));
         let (mut args, mut kwargs) = (empty("[]")?, empty("{}")?);
@@ -85,7 +93,7 @@ impl Reader<'_> {
         };
         let dtype = || tensor.dtype.as_deref().map(|name| name.parse::<DType>().map_err(|e| e.in_field("dtype")));
         let lease = match (&tensor.name, tensor.data, &tensor.base64) {
-            (Some(name), None, None) => self.store.get(name, self.holder)?,
+            (Some(name), None, None) => self.tensors.store.get(name, self.tensors.holder)?,
             (None, Some(data), None) => {
                 let (dtype, shape, bytes) = elements::parse(data, dtype().transpose()?)?;
                 if tensor.shape.as_ref().is_some_and(|given| *given != shape) {
@@ -112,7 +120,9 @@ impl Reader<'_> {
     fn publish(&self, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Lease> {
         let spec = TensorSpec::new(format!("argument of {} over HTTP", self.function), dtype, shape);
         let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
-        let upload = Upload::new(&spec.name, layout.size_bytes() as u64, self.store.grant_growing(&spec)?, self.store)?;
-        upload.add(bytes, self.store)?.publish(spec, layout, self.store, self.holder)
+        let Tensors { store, holder, room_for } = self.tensors;
+        let (len, charge) = (layout.size_bytes() as u64, store.grant_growing(&spec)?);
+        let upload = Upload::new(&spec.name, len, charge, store, room_for)?;
+        upload.add(bytes, store)?.publish(spec, layout, store, holder)
     }
 }

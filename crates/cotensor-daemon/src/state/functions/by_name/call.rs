@@ -1,7 +1,8 @@
-use super::arguments::Arguments;
+use super::arguments::{Arguments, Tensors};
 use super::results::{Results, Slabs};
 use crate::state::functions::FunctionProvider;
 use crate::state::functions::slots::{self, Slots};
+use crate::state::segment::RoomFor;
 use cotensor_client::protocol::provider as p;
 use cotensor_client::protocol::{CallerInfo, FoundFunction, Method};
 use cotensor_core::sync::lock;
@@ -25,6 +26,7 @@ pub(crate) struct FunctionCall {
     pub(crate) store: Arc<LocalStore>,
     /// The holder of its tensors.
     pub(crate) holder: Holder,
+    pub(crate) room_for: RoomFor,
     /// The client's name.
     pub(crate) client: String,
     pub(crate) function: FoundFunction,
@@ -76,7 +78,8 @@ impl FunctionCall {
         slabs: &Mutex<Slabs>,
     ) -> Result<Value, ErrorObjectOwned> {
         let FoundFunction { function, provider } = &self.function;
-        let arguments = Arguments::read(params.as_deref(), &function.name, &self.store, &self.holder);
+        let tensors = Tensors { store: &self.store, holder: &self.holder, room_for: self.room_for };
+        let arguments = Arguments::read(params.as_deref(), &function.name, tensors);
         let Arguments { args, kwargs, leases: _until_answered } = arguments.map_err(|error| to_object(&error))?;
         drop(params);
         let caller = CallerInfo { client: self.client.clone() };
