@@ -21,7 +21,9 @@ use cotensor_store::backend::Record;
 use cotensor_store::{Clock, LocalStore, Stats, StoreReports};
 use cotensor_supervisor::{Event, SessionClient};
 use std::collections::HashMap;
+use std::future::Future;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::Thread;
@@ -29,6 +31,14 @@ use tokio::sync::{Notify, watch};
 
 /// Sessions without a connection that have more leases are for the next server as sessions with one.
 const RECORDED_LEASES_MAX: usize = 1000;
+
+/// Serves HTTP on loopback until the daemon stops, unless it does so already. Without a port it is the default one, or a free one if
+/// another program has that. The next server of the daemon continues.
+///
+/// The errors are `Refused` for a daemon that is a part of another program; `Conflict` when another program has the port; `Io`; those of the
+/// token files.
+pub(crate) type StartHttp =
+    for<'a> fn(&'a Arc<Daemon>, Option<u16>) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
 /// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
@@ -62,7 +72,9 @@ pub struct Daemon {
     pub(crate) ended: Notify,
     /// The HTTP server while HTTP is served.
     pub(crate) http: Mutex<Option<Arc<dyn HttpService>>>,
-    /// Locked while HTTP is turned on for a client.
+    /// Turns HTTP on for a client.
+    pub(crate) start_http: StartHttp,
+    /// Locked meanwhile.
     pub(crate) http_start: tokio::sync::Mutex<()>,
     pub(crate) models: Arc<Models>,
     /// Set when the daemon stops.

@@ -13,6 +13,7 @@ use crate::state::functions;
 use crate::state::index::Slots;
 use crate::state::segment::Slabs;
 use crate::state::session::{Disconnected, SessionLocks};
+use crate::transport::http::start_http;
 use cotensor_client::protocol::METHODS;
 use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
@@ -103,6 +104,7 @@ impl Daemon {
             secret,
             models: Models::new(config.models.clone(), &config.socket),
             stopping: watch::Sender::new(false),
+            start_http,
             http_start: tokio::sync::Mutex::default(),
             disconnected: Mutex::new(Disconnected::new(config.connections_max)),
             timers: OnceLock::new(),

@@ -58,7 +58,7 @@ pub(super) async fn listen(caller: Caller, params: HttpListenParams) -> Answer<H
     if caller.outbox().is_none() {
         return endpoint(&caller);
     }
-    caller.daemon.start_http(params.port).await?;
+    (caller.daemon.start_http)(&caller.daemon, params.port).await?;
     endpoint(&caller)
 }
 

@@ -44,3 +44,4 @@ mod v1;
 pub use config::HttpConfig;
 pub use cotensor_client::{PORT, default_port};
 pub use listening::HttpListening;
+pub(crate) use on_request::start_http;
