@@ -1,4 +1,3 @@
-use crate::time::Nanos;
 use crate::trace::TensorIndex;
 use cotensor_core::ContentHash;
 
@@ -67,10 +66,5 @@ impl Plan {
     /// Steps in the cycle.
     pub fn steps(&self) -> usize {
         self.operations * self.periods
-    }
-
-    /// Expected time of a period, in nanoseconds, rounded.
-    pub fn expected_ns(&self) -> Nanos {
-        self.period_ns.round() as Nanos
     }
 }

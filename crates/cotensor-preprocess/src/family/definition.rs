@@ -295,11 +295,6 @@ impl Family {
         let found = self.similarity.as_ref();
         found.ok_or_else(|| Error::unsupported(format!("the {} family has no similarity to texts", self.title)))
     }
-
-    /// Whether both families have a kind in common. Their models can share tensors only if their spaces are equal, too.
-    pub fn may_share_with(&self, other: &Family) -> bool {
-        self.kinds.iter().any(|kind| other.kinds.contains(kind))
-    }
 }
 
 /// A string, or a list of strings.

@@ -242,8 +242,6 @@ mod tests {
         assert_eq!((family("qwen3").name.as_str(), family("qwen3").tasks().count()), ("llama", 1));
         let error = family("qwen3").task("rerank").unwrap_err().to_string();
         assert!(error.ends_with("it can do: text-generation; a model with modules.json can do it"), "{error}");
-        assert!(family("vit").may_share_with(family("clip")));
-        assert!(!family("bert").may_share_with(family("whisper")));
         assert_eq!(family_of("gpt_neox").unwrap_err().kind(), ErrorKind::Unsupported);
         assert!(family("bert").task("transcription").unwrap_err().to_string().contains("sentence-embedding"));
     }

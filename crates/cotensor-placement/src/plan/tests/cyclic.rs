@@ -63,7 +63,7 @@ fn plans_are_consistent_and_equal_for_equal_traces() {
     assert!(planned.prefetches.iter().all(|copy| !planned.residents.contains(&copy.tensor) && copy.lead >= 1));
     assert!(planned.prefetches.is_sorted_by_key(|copy| copy.start_ns));
     let fits = plan(20);
-    assert_eq!((fits.residents.len(), fits.prefetches.len(), fits.expected_ns()), (20, 0, 20_000));
+    assert_eq!((fits.residents.len(), fits.prefetches.len(), fits.period_ns.round()), (20, 0, 20_000.0));
 }
 
 #[test]
