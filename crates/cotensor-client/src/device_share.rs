@@ -120,7 +120,7 @@ impl DeviceShare {
         if let Some(connection) = connection {
             let params = p::DeviceShareParams { device: self.0.device.clone(), share_bytes };
             // Without a daemon, the next one learns it when the program joins.
-            drop(connection.notify::<p::AcknowledgeShare>(&params));
+            let _ = connection.notify::<p::AcknowledgeShare>(&params);
         }
     }
 
@@ -135,7 +135,7 @@ impl DeviceShare {
             let device = self.0.device.clone();
             let params = p::ReportDeviceParams { device, demand_bytes, smallest_bytes };
             // Without a daemon, the next one learns it when the program joins.
-            drop(connection.notify::<p::ReportDevice>(&params));
+            let _ = connection.notify::<p::ReportDevice>(&params);
         }
     }
 

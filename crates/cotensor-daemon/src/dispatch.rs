@@ -131,7 +131,7 @@ impl Methods {
         if is_batch(&message.body) {
             // A long batch would delay the other requests of this thread.
             let methods = Arc::clone(self);
-            drop(tokio::task::spawn_blocking(move || methods.handle(&client, message, None)).await);
+            let _ = tokio::task::spawn_blocking(move || methods.handle(&client, message, None)).await;
         } else {
             self.handle(&client, message, None);
             drop(client);

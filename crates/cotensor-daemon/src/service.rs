@@ -61,7 +61,7 @@ pub(crate) fn serve(
         // Set by a signal, and by the first of the two servers that fails, so that the other one stops.
         let (stop, stopped) = watch::channel(false);
         let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
-            drop(stopped.wait_for(|&stopped| stopped).await);
+            let _ = stopped.wait_for(|&stopped| stopped).await;
         };
         let over_http = http.map(|http| daemon.serve_http(http, until_stopped(stopped.clone())));
         ready()?;
@@ -102,6 +102,6 @@ async fn trim_heap_after_sessions(daemon: &Daemon) -> Infallible {
     loop {
         daemon.ended.notified().await;
         tokio::time::sleep(HEAP_TRIM_DELAY).await;
-        drop(tokio::task::spawn_blocking(trim_heap).await);
+        let _ = tokio::task::spawn_blocking(trim_heap).await;
     }
 }

@@ -149,7 +149,7 @@ impl Allocation {
         let has_memory = available_bytes().is_none_or(|left| left / AVAILABLE_FACTOR_MIN >= len as u64);
         if has_memory && let Ok(Some(block)) = free_block(daemon, len) {
             // Without a daemon, or at its limits, the next tensor makes its own block.
-            drop(daemon.slabs.open_free_block_in(&daemon.connection.session(), &block, false));
+            let _ = daemon.slabs.open_free_block_in(&daemon.connection.session(), &block, false);
         }
     }
 

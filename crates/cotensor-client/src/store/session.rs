@@ -140,7 +140,7 @@ impl Session {
 
     /// Sends a notification and ignores failures: the end of a connection releases everything.
     pub(crate) fn notify<M: Method>(&self, params: &M::Params) {
-        drop(self.connection.notify::<M>(params));
+        let _ = self.connection.notify::<M>(params);
     }
 
     /// The error for an answer that arrives after the session was replaced. The caller retries then.

@@ -124,7 +124,7 @@ impl ModelProcess {
     /// Waits for its end.
     pub(crate) async fn ended(&self) {
         // An error says that the task that watches the process has ended.
-        drop(self.ended.clone().wait_for(Option::is_some).await);
+        let _ = self.ended.clone().wait_for(Option::is_some).await;
     }
 
     /// How long it served until its end.

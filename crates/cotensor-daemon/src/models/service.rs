@@ -120,7 +120,7 @@ impl Models {
         let ended = lock(&self.current).take();
         if let Some(ended) = ended {
             // It is dying or dead.
-            drop(tokio::time::timeout(EXIT_TIMEOUT, ended.ended()).await);
+            let _ = tokio::time::timeout(EXIT_TIMEOUT, ended.ended()).await;
             attempts.ended(ended.uptime(), Instant::now());
         }
         attempts.check(Instant::now())?;

@@ -118,7 +118,7 @@ impl ConnectionArena {
     fn announce(&self) {
         if !self.has_announced.swap(true, Ordering::Relaxed) {
             // A connection that has ended needs no blocks.
-            drop(self.notify::<p::CloseSlabs>(&p::CloseSlabsParams { slabs: Vec::new() }, Vec::new()));
+            let _ = self.notify::<p::CloseSlabs>(&p::CloseSlabsParams { slabs: Vec::new() }, Vec::new());
         }
     }
 
@@ -205,7 +205,7 @@ impl ConnectionArena {
         let mut local = lock(&self.local);
         let idle = local.take_idle(now);
         // A connection that has ended has no reader of the slabs.
-        drop(self.close(&idle));
+        let _ = self.close(&idle);
         self.ready.set(local.bytes());
         let remote = lock(&self.remote);
         let is_left = local.has_slabs() || remote.has_slabs();
@@ -362,7 +362,7 @@ impl KeepsMemory for ConnectionArena {
         let mut local = lock(&self.local);
         let oldest: Vec<_> = local.take_oldest(Instant::now()).into_iter().collect();
         // A connection that has ended has no reader of the slab.
-        drop(self.close(&oldest));
+        let _ = self.close(&oldest);
         self.ready.set(local.bytes());
     }
 }

@@ -229,7 +229,7 @@ impl ProviderConnection {
     /// Releases the tensors of a result.
     pub(super) fn dispose_result(self: &Arc<Self>, answer: Answer) {
         if let Ok(result) = Self::decode_answer::<p::Call>(answer) {
-            drop(self.open(result));
+            let _ = self.open(result);
         }
     }
 
@@ -269,7 +269,7 @@ impl ProviderConnection {
     }
 
     fn notify<M: Method>(&self, params: &M::Params) {
-        drop(self.connection.notify::<M>(params));
+        let _ = self.connection.notify::<M>(params);
     }
 }
 

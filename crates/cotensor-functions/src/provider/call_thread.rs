@@ -39,7 +39,7 @@ fn wait_for_work(callers: &Arc<Callers>) {
         // One thread always waits, so that no caller depends on the end of another caller's run.
         if state.waiting_threads.fetch_sub(1, Ordering::SeqCst) == 1 {
             // Without a further thread, sockets wait until this one is free.
-            drop(start(callers));
+            let _ = start(callers);
         }
         match ready {
             Ready::Socket(number) => {

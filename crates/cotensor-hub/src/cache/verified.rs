@@ -48,7 +48,7 @@ impl VerifiedFiles {
         let (Some((at, record)), Some(folder)) = (self.record(path, stamp, hash), &self.folder) else { return };
         let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         // Without the record the next process verifies again.
-        drop(created.and_then(|()| replace(&at, record.as_bytes())));
+        let _ = created.and_then(|()| replace(&at, record.as_bytes()));
     }
 
     /// The path of a file's record, and its text.

@@ -70,7 +70,7 @@ impl HeldTensors {
 
     /// A tensor that the user released by its own handle is not held any more.
     fn release_quietly(&self, tensor: &SharedTensor) {
-        drop(tensor.release(&self.holder));
+        let _ = tensor.release(&self.holder);
     }
 }
 

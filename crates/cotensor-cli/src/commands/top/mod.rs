@@ -46,7 +46,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<()> {
     signals::clean_up_first(move || {
         let drawn = ended.lock();
         // A closed terminal needs no restoring.
-        drop(ratatui::try_restore());
+        let _ = ratatui::try_restore();
         drop(execute!(std::io::stdout(), Show));
         std::mem::forget(drawn);
     })?;

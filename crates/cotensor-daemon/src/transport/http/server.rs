@@ -180,7 +180,7 @@ async fn guard(
 
 /// Serves one connection with limits of headers, times and rates.
 async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
-    drop(stream.set_nodelay(true));
+    let _ = stream.set_nodelay(true);
     let service = TowerToHyperService::new(routes.layer(Extension(peer)));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())

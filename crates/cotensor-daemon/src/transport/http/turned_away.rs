@@ -29,7 +29,7 @@ impl TurnedAway {
         let Ok(place) = Arc::clone(&self.0).try_acquire_owned() else { return };
         tokio::spawn(async move {
             // A client that is too slow gets no answer.
-            drop(tokio::time::timeout(TIMEOUT, answer(stream)).await);
+            let _ = tokio::time::timeout(TIMEOUT, answer(stream)).await;
             drop(place);
         });
     }

@@ -147,7 +147,7 @@ impl Daemon {
 fn refuse(stream: &std::os::unix::net::UnixStream, why: &Error) {
     let refused = Response::new(Id::null(), Err(to_object(why))).to_bytes(FRAME_BYTES_MAX);
     if let Ok(body) = refused {
-        drop(send_all(stream.as_fd(), &Frame::new(body)));
+        let _ = send_all(stream.as_fd(), &Frame::new(body));
     }
 }
 

@@ -154,7 +154,7 @@ impl OwnMapping {
 impl Drop for OwnMapping {
     fn drop(&mut self) {
         // If the kernel does not report dirty pages, the mapping is unmapped.
-        drop(self.cache_or_unmap());
+        let _ = self.cache_or_unmap();
     }
 }
 

@@ -52,7 +52,7 @@ impl LocalStore {
             // The restored tensors are spilled again. The error holds no lease of them.
             self.with_unleased(&mut |candidates| {
                 let candidates = candidates.into_iter().filter(|candidate| candidate.is_of(budget)).collect();
-                drop(self.shed(candidates, &mut || budget.will_fit(0, 0), true));
+                let _ = self.shed(candidates, &mut || budget.will_fit(0, 0), true);
             });
         }
         outcome

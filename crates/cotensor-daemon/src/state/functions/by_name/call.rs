@@ -99,7 +99,7 @@ impl FunctionCall {
             let result = Results::new(&self.store, &self.holder, &lock(slabs)).read(value);
             if let Some(taken) = taken {
                 // A provider that has ended holds no leases.
-                drop(connection.notify::<p::Taken>(&p::TakenParams { taken }));
+                let _ = connection.notify::<p::Taken>(&p::TakenParams { taken });
             }
             result
         };

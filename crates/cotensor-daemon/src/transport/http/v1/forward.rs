@@ -89,7 +89,7 @@ async fn send(
             Ok(answer) => return Ok(answer),
             Err(reason) => {
                 // It ends just now. The next request goes to another process.
-                drop(tokio::time::timeout(END_TIMEOUT, process.ended()).await);
+                let _ = tokio::time::timeout(END_TIMEOUT, process.ended()).await;
                 if repeated {
                     return Err(no_answer(&reason));
                 }
