@@ -51,6 +51,16 @@ test("texts without an image, tokens without a text, and budgets of missing devi
   assert.match(await refusal(open({ budgets: { gpu: 1 } }).then((each) => each.initialize())), /^Invalid budgets: no memory of the store is on gpu/);
 });
 
+test("a notice names each text that is cut", async () => {
+  const backend = await open();
+  const clip = createModel(backend, { modelId: "openai/clip-vit-base-patch16" });
+  const [image, long] = [await media("photo.png"), "gulls ".repeat(200)];
+  const { notices } = await clip.process({ image, texts: [long, "a photo", `nets ${long}`] });
+  const cut = notices.filter((notice) => notice.includes("truncated"));
+  assert.deepEqual(cut, ["texts[0]: truncated to 32 tokens", "texts[2]: truncated to 32 tokens"]);
+  await backend.dispose();
+});
+
 test("a file that is too large is refused before it is read", async () => {
   class Large extends Blob {
     get size() {

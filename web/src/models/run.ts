@@ -217,8 +217,8 @@ export class Run {
   /** Each text by itself: models with different lists of texts share the results of equal texts, and no text is padded. */
   async #encodeEach(def: StageDef, stage: ModelStage, output: string, texts: readonly string[]): Promise<HostArray> {
     const rows: Float32Array[] = [];
-    for (const text of texts) {
-      this.#setTokens(text, def);
+    for (const [index, text] of texts.entries()) {
+      this.#setTokens(text, def, `texts[${index}]`);
       const [row] = await this.runStage(def, stage, [output]);
       if (row) rows.push(await this.numbers(row, "compare texts with another embedding"));
     }
@@ -242,9 +242,10 @@ export class Run {
     if (medium === "image" || medium === "audio") {
       await this.model.prepare(medium, this);
     } else if (medium === "text") {
-      const [text] = this.inputs.text === undefined ? (this.inputs.texts ?? []) : [this.inputs.text];
+      const isListed = this.inputs.text === undefined;
+      const [text] = isListed ? (this.inputs.texts ?? []) : [this.inputs.text];
       if (text === undefined) throw new CotensorError("Invalid", `text: ${def.role} of ${this.model.name} reads a text`);
-      this.#setTokens(text, def);
+      this.#setTokens(text, def, isListed ? "texts[0]" : "text");
     }
     const value = this.#values.get(source);
     if (value) return value;
@@ -256,10 +257,11 @@ export class Run {
     throw new CotensorError("Invalid", `image: ${def.role} of ${this.model.name} reads an image`);
   }
 
-  #setTokens(text: string, def: StageDef): void {
+  /** Sets a text, which is the input `field`, as the next input. */
+  #setTokens(text: string, def: StageDef, field: string): void {
     const arrays = this.model.encodeText(text, def, this.task, this.options.promptName);
     this.setTexts(arrays);
-    if (arrays.truncated) this.notices.push(`text: truncated to ${arrays.ids.shape[1] ?? 0} tokens`);
+    if (arrays.truncated) this.note(`${field}: truncated to ${arrays.ids.shape[1] ?? 0} tokens`);
   }
 
   /** The number of the task of the prompt, for a graph that reads it. */
