@@ -35,7 +35,7 @@ ALLOWED = {
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc"},
     "cotensor-formats": {"cotensor-core", "cotensor-store"},
     "cotensor-functions": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
-    "cotensor-serving": {"cotensor-core", "cotensor-store", "cotensor-model", "cotensor-functions"},
+    "cotensor-serving": {"cotensor-core", "cotensor-store", "cotensor-model", "cotensor-client", "cotensor-functions"},
     "cotensor-supervisor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
     # The daemon links no engine.
     "cotensor-daemon": {

@@ -3,8 +3,8 @@ use crate::loaded::in_words;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use cotensor_client::OpenAiError;
 use cotensor_core::{Error, ErrorKind};
-use serde_json::json;
 
 /// Fields of requests that errors of models name.
 const FIELDS: &[&str] = &["dimensions", "prompt_name", "truncate"];
@@ -73,8 +73,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        let error = json!({"message": self.message, "type": kind, "param": self.param, "code": self.code});
-        (self.status, Json(json!({"error": error}))).into_response()
+        let Self { status, message, param, code } = &self;
+        (*status, Json(OpenAiError::new(status.as_u16(), message, param.as_deref(), *code))).into_response()
     }
 }

@@ -4,20 +4,7 @@ use crate::transport::http::answer::{Refusal, challenged, json};
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
-use serde::Serialize;
-
-#[derive(Serialize)]
-struct Body {
-    error: ApiError,
-}
-
-#[derive(Serialize)]
-struct ApiError {
-    message: String,
-    r#type: &'static str,
-    param: Option<&'static str>,
-    code: Option<&'static str>,
-}
+use cotensor_client::OpenAiError;
 
 /// The answer for a refusal. Clients repeat requests with status 503 after a second.
 pub(in crate::transport::http) fn openai_error(refusal: &Refusal) -> Response {
@@ -33,9 +20,8 @@ pub(in crate::transport::http) fn openai_error(refusal: &Refusal) -> Response {
         StatusCode::SERVICE_UNAVAILABLE => Some("unavailable"),
         _ => None,
     };
-    let r#type = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
-    let error = ApiError { message: refusal.error().to_string(), r#type, param: None, code };
-    let mut response = challenged(json(status, &Body { error }));
+    let message = refusal.error().to_string();
+    let mut response = challenged(json(status, &OpenAiError::new(status.as_u16(), &message, None, code)));
     if status == StatusCode::SERVICE_UNAVAILABLE {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
