@@ -6,7 +6,6 @@ it. Ignores names that a file imports and does not use: they are re-exports, as 
 """
 import ast
 import re
-from pathlib import Path
 
 from import_graph import ImportGraph
 

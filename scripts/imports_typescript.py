@@ -5,7 +5,6 @@ Resolves each name through re-exports to the file that defines it. Ignores re-ex
 that a file starts by its URL is a program of its own, and no import.
 """
 import re
-from pathlib import Path
 
 from import_graph import ImportGraph
 
