@@ -107,6 +107,36 @@ impl FakeCuda {
         })
     }
 
+    /// The unit of allocations that the driver tells. Its allocations stay multiples of [`GRANULARITY`].
+    ///
+    /// # Errors
+    /// As [`set_devices`](Self::set_devices).
+    pub fn set_granularity_bytes(&self, bytes: u64) -> io::Result<()> {
+        self.set(|settings| settings.granularity_bytes = bytes)
+    }
+
+    /// Lets a function of all programs not return until [`repair`](Self::repair), as a wait for a kernel that does not end. Other functions of
+    /// the program can be called meanwhile.
+    ///
+    /// # Errors
+    /// As [`set_devices`](Self::set_devices).
+    pub fn block(&self, function: &str) -> io::Result<()> {
+        self.set(|settings| {
+            settings.blocked.insert(function.to_owned());
+        })
+    }
+
+    /// Kills each program at its call number `call`, from 1, of a function, before the function has any effect; until [`repair`](Self::repair).
+    /// Calls are counted from now on.
+    ///
+    /// # Errors
+    /// As [`set_devices`](Self::set_devices).
+    pub fn kill_at(&self, function: &str, call: u32) -> io::Result<()> {
+        self.set(|settings| {
+            settings.deadly.insert(function.to_owned(), call);
+        })
+    }
+
     /// Lets a function fail in all programs with a result, until [`repair`](Self::repair).
     ///
     /// # Errors
@@ -117,12 +147,16 @@ impl FakeCuda {
         })
     }
 
-    /// Ends the failures of [`fail`](Self::fail).
+    /// Ends the failures of [`fail`](Self::fail), [`block`](Self::block) and [`kill_at`](Self::kill_at).
     ///
     /// # Errors
     /// As [`set_devices`](Self::set_devices).
     pub fn repair(&self) -> io::Result<()> {
-        self.set(|settings| settings.failures.clear())
+        self.set(|settings| {
+            settings.failures.clear();
+            settings.blocked.clear();
+            settings.deadly.clear();
+        })
     }
 
     /// Ends the contexts of a process, as an illegal address of a kernel does. From its next call on, all its calls have the

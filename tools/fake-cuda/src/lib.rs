@@ -11,7 +11,7 @@
 //! | [`FakeCuda`] | starts and controls a machine in tests |
 //!
 //! The functions behave as NVIDIA's documentation says, and as an H200 did (docs/labs/gpu.md). Where both are silent, the
-//! library returns an error. Four behaviours find mistakes of programs:
+//! library returns an error; the module `api` compares them function by function. Four behaviours find mistakes of programs:
 //! - **Addresses** of a device cannot be read or written by the host.
 //! - **Streams run late**: work waits until a function must wait for it. Bytes of a program that does not synchronize are wrong.
 //! - **Work for an unmapped address** ends the context, as an illegal address does.

@@ -328,6 +328,10 @@ fn copies_on_the_device_run_late_and_addresses_have_a_device() {
     let (source, target) = (cuda.map(source, bytes, READ_WRITE).unwrap(), cuda.map(target, bytes, READ_WRITE).unwrap());
     let attribute = |address: u64, ordinal: &mut i32| call!(cuda, "cuPointerGetAttribute", std::ptr::from_mut(ordinal) => *mut i32, 9 => i32, address => u64);
     assert_eq!((attribute(target + 5, &mut ordinal), ordinal), (0, 0));
+    std::thread::scope(|threads| {
+        let elsewhere = threads.spawn(|| attribute(target, &mut -1)).join().unwrap();
+        assert_eq!(elsewhere, 201, "a thread without a context");
+    });
     assert_ne!(attribute(1, &mut ordinal), 0);
     let copy = |to: u64, from: u64, bytes: usize| call!(cuda, "cuMemcpyDtoDAsync_v2", to => u64, from => u64, bytes => usize, stream => u64);
     assert_eq!(copy(target, source, bytes + 1), 1, "beyond the end");

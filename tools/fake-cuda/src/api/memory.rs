@@ -38,7 +38,7 @@ unsafe extern "C" fn cuMemGetAllocationGranularity(
         // SAFETY: the caller promises it (see the module `api`).
         device_of(process, unsafe { get(properties) }?)?;
         // SAFETY: as above.
-        unsafe { put(bytes, GRANULARITY as usize) }
+        unsafe { put(bytes, process.settings.granularity_bytes as usize) }
     })
 }
 
@@ -194,6 +194,7 @@ const DEVICE_ORDINAL: c_int = 9;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: c_ulonglong) -> u32 {
     enter("cuPointerGetAttribute", |process| {
+        process.contexts.current()?;
         if attribute != DEVICE_ORDINAL {
             return Err(NOT_SUPPORTED);
         }

@@ -5,7 +5,7 @@ mod settings;
 
 use handle::Handle;
 pub(crate) use handle::duplicate;
-pub(crate) use settings::Settings;
+pub(crate) use settings::{GRANULARITY, Settings};
 
 use crate::codes::{OUT_OF_MEMORY, Outcome, UNKNOWN};
 use std::fs::{File, OpenOptions};
@@ -13,8 +13,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Allocations are multiples of this many bytes.
-pub(crate) const GRANULARITY: u64 = 2 << 20;
 const SETTINGS: &str = "settings";
 /// The file with the name of a function that a process has called after a fork.
 const FORKED: &str = "forked";

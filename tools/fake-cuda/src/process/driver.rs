@@ -9,12 +9,15 @@ use crate::codes::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT
 use crate::machine::{Allocation, Machine, Settings};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The driver; none before `cuInit`.
 static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
 
 /// The last number that is no handle. Programs have other meanings for small numbers of streams.
 const LAST_RESERVED: u64 = 0xffff;
+/// How often a blocked function looks for the end of that.
+const BLOCKED_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What the driver of a process knows.
 pub(crate) struct Process {
@@ -32,6 +35,8 @@ pub(crate) struct Process {
     pub(crate) captures: Captures,
     /// The result of all calls, once the contexts are lost.
     lost: Option<u32>,
+    /// How often the functions of [`Settings::deadly`] were called.
+    calls: HashMap<String, u32>,
     /// The last handle.
     last: u64,
 }
@@ -68,6 +73,7 @@ pub(crate) fn initialize() -> Outcome {
         events: Events::default(),
         captures: Captures::default(),
         lost: None,
+        calls: HashMap::new(),
         last: LAST_RESERVED,
     });
     Ok(())
@@ -75,18 +81,35 @@ pub(crate) fn initialize() -> Outcome {
 
 /// Runs `call`, the function `name`, if the driver is usable.
 pub(crate) fn enter(name: &str, call: impl FnOnce(&mut Process) -> Outcome) -> u32 {
-    let mut process = lock();
+    let mut process = entered(name);
     let Some(process) = process.as_mut() else { return NOT_INITIALIZED };
     if process.id != std::process::id() {
         process.machine.note_forked(name);
         return NOT_INITIALIZED;
     }
-    process.settings = process.machine.settings();
+    process.die_at(name);
     process.lost = process.lost.or_else(|| process.settings.lost.get(&process.id).copied());
     let failure = process.lost.or_else(|| process.settings.failures.get(name).copied());
     match failure {
         Some(code) => code,
         None => call(process).err().unwrap_or(0),
+    }
+}
+
+/// The driver, once the settings do not block the function `name`. Other threads can call it meanwhile.
+fn entered(name: &str) -> MutexGuard<'static, Option<Process>> {
+    loop {
+        let mut guard = lock();
+        let own = guard.as_mut().filter(|process| process.id == std::process::id());
+        let is_blocked = own.is_some_and(|process| {
+            process.settings = process.machine.settings();
+            process.settings.blocked.contains(name)
+        });
+        if !is_blocked {
+            return guard;
+        }
+        drop(guard);
+        std::thread::sleep(BLOCKED_INTERVAL);
     }
 }
 
@@ -103,6 +126,17 @@ fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
 }
 
 impl Process {
+    /// Kills the process at the call of a function that the settings name.
+    fn die_at(&mut self, name: &str) {
+        let Some(&last) = self.settings.deadly.get(name) else { return };
+        let calls = self.calls.entry(name.to_owned()).or_insert(0);
+        *calls += 1;
+        if *calls == last {
+            // SAFETY: the call has no pointers, and ends the process.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
+    }
+
     pub(crate) fn devices(&self) -> usize {
         self.visible.len()
     }
@@ -140,7 +174,7 @@ impl Process {
     }
 
     pub(crate) fn release(&mut self, handle: u64) -> Outcome {
-        self.handles.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
+        self.handles.remove(&handle).map(drop).ok_or(INVALID_VALUE)
     }
 
     /// Releases the context of a device. The last time, its streams end.
