@@ -318,7 +318,7 @@ pub trait Segment: Send + Sync {
     }
 
     /// The descriptor by which [`Memory::import`] opens the segment in another process, where there is one: a memfd, or
-    /// the handle that a device's driver exports.
+    /// the handle that a device's driver exports. An imported segment of a device has none: its mapping alone keeps the memory.
     #[cfg(unix)]
     fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

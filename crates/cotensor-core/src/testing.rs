@@ -137,9 +137,12 @@ pub fn import_conformance(memory: &dyn Memory) {
         let mut read = vec![0; len];
         found.read_at(0, &mut read).expect("read");
         assert!(read.iter().all(|&byte| byte == 7), "the segment outlives the one that exported it");
-        let again = memory.import(fd_of(&*found), len, kind).expect("an imported segment is exported like any other");
-        assert_eq!(again.len(), len);
-        drop((found, again));
+        if found.fd().is_some() {
+            let again =
+                memory.import(fd_of(&*found), len, kind).expect("an imported segment is exported like any other");
+            assert_eq!(again.len(), len);
+        }
+        drop(found);
         // Where memory is allocated in units, a descriptor does not tell lengths apart that take the same units.
         let most = memory.device().allocated_bytes(len as u64) as usize;
         let refused = memory.import(fd, most + 1, kind).err().map(|error| error.kind());

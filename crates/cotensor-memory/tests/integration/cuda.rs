@@ -72,6 +72,31 @@ fn bytes_behind_a_tensor_are_zero() {
 }
 
 #[test]
+fn memory_that_is_filled_is_not_cleared_first() {
+    let (fake, memory) = start();
+    fake.fail("cuMemsetD8Async", 4711).unwrap();
+    let mut to_fill = memory.reserve_to_fill(2 * MIB).unwrap();
+    to_fill.write_at(0, &content(2 * MIB)).unwrap();
+    assert!(read(&*to_fill.freeze().unwrap()).unwrap() == content(2 * MIB));
+    assert_eq!(memory.reserve(2 * MIB).err().unwrap().kind(), ErrorKind::Io, "zeros were promised");
+}
+
+#[test]
+fn readers_keep_no_descriptor() {
+    let (fake, memory) = start();
+    let made = memory.copy_of(&content(100)).unwrap().freeze().unwrap();
+    let slab = memory.create_slab(2 * MIB).unwrap();
+    let (fd, of_slab) = (fd_of(&*made), slab.fd().try_clone_to_owned().unwrap());
+    let found = memory.import(fd, 100, MemoryKind::Device).unwrap();
+    let whole = memory.import(of_slab, 2 * MIB, MemoryKind::Slab).unwrap();
+    assert!([&found, &whole, &whole.for_tensor(&whole)].iter().all(|segment| segment.fd().is_none()));
+    drop((made, slab));
+    assert!(read(&*found).unwrap() == content(100) && read(&*whole).unwrap().iter().all(|byte| *byte == 0));
+    drop((found, whole));
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
+}
+
+#[test]
 fn descriptors_that_are_not_the_memory_are_refused() {
     let (fake, memory) = start();
     let made = memory.reserve(4 * MIB).unwrap().freeze().unwrap();
@@ -229,12 +254,13 @@ fn installed_driver_conforms() {
     println!("{driver:?} {memory:?}");
     // The import is before the first context of the process.
     let received = from_killed_producer("installed_driver_conforms", driver.path());
-    let segment = memory.import(received, 3 * MIB, MemoryKind::Device).unwrap();
+    let again = || received.try_clone().unwrap();
+    let segment = memory.import(again(), 3 * MIB, MemoryKind::Device).unwrap();
     assert!(read(&*segment).unwrap() == content(3 * MIB));
     conformance(&memory);
     import_conformance(&memory);
     for wrong in [2 * MIB, 8 * MIB] {
-        let error = memory.import(fd_of(&*segment), wrong, MemoryKind::Device).err().unwrap();
+        let error = memory.import(again(), wrong, MemoryKind::Device).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     }
     let null = OwnedFd::from(File::open("/dev/null").unwrap());
@@ -327,6 +353,9 @@ fn memory_of_another_device_is_refused() {
         fake.set_peer_access(peer_access).unwrap();
         let error = second.import(fd_of(&*segment), 1000, MemoryKind::Device).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
-        assert!(error.to_string().contains("cuda:1: the descriptor is not this memory"), "{error}");
+        assert!(
+            error.to_string().contains("cuda:1: opening 2097152 bytes: the descriptor is not this memory"),
+            "{error}"
+        );
     }
 }

@@ -193,12 +193,13 @@ impl Memory for CudaMemory {
         let Opened { driver, ordinal, .. } = &*self.opened;
         driver.check_process()?;
         let bytes = self.allocated(len)?;
-        // Only a mapping tells whether the descriptor has this length. The mapping keeps the memory without the handle.
-        let named = |error: Error| error.prefixed(self.device());
+        // Only a mapping tells whether the descriptor has this length. The mapping keeps the memory without the handle and the descriptor,
+        // which a forked child would keep, too: the device would get its memory back at the end of the child only.
+        let named = |error: Error| error.prefixed(format_args!("{}: opening {bytes} bytes", self.device()));
         let handle = Handle::import(driver, *ordinal, fd.as_fd()).map_err(named)?;
         let mapping = Mapping::of_imported(driver, *ordinal, &handle, bytes).map_err(named)?;
-        let (mapping, fd) = (Arc::new(Lendable::new(Arc::new(mapping))), Arc::new(fd));
-        Ok(Arc::new(CudaSegment { mapping, fd, device: Arc::clone(&self.opened), kind, len, _whole: None }))
+        let mapping = Arc::new(Lendable::new(Arc::new(mapping)));
+        Ok(Arc::new(CudaSegment { mapping, fd: None, device: Arc::clone(&self.opened), kind, len, _whole: None }))
     }
 
     fn has_slabs(&self) -> bool {

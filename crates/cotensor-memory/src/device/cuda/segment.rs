@@ -58,16 +58,17 @@ impl SegmentMut for CudaSegmentMut {
         let Self { device, handle, mapping, len } = *self;
         mapping.wait_for_users()?;
         mapping.mapping().set_access(device.ordinal, Access::Read)?;
-        let fd = Arc::new(handle.export()?);
+        let fd = Some(Arc::new(handle.export()?));
         Ok(Arc::new(CudaSegment { device, mapping, len, fd, kind: MemoryKind::Device, _whole: None }))
     }
 }
 
-/// Published memory at read-only addresses, and the descriptor by which other processes open it. Both keep it. It is a tensor's own memory,
-/// a range of a slab of this process, or all of a slab of another one.
+/// Published memory at read-only addresses, which keep it. It is a tensor's own memory, a range of a slab of this process, or all of a slab of
+/// another one.
 pub(super) struct CudaSegment {
     pub(super) mapping: Arc<Lendable>,
-    pub(super) fd: Arc<OwnedFd>,
+    /// The descriptor by which other processes open it; none for memory of another process.
+    pub(super) fd: Option<Arc<OwnedFd>>,
     pub(super) device: Arc<Opened>,
     pub(super) kind: MemoryKind,
     pub(super) len: usize,
@@ -85,7 +86,7 @@ impl CudaSegment {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
         let mapping = Arc::new(Lendable::of_range(Arc::clone(readable), bytes.start, owner));
-        let (fd, device) = (Arc::clone(fd), Arc::clone(device));
+        let (fd, device) = (Some(Arc::clone(fd)), Arc::clone(device));
         Self { mapping, fd, device, kind: MemoryKind::Slab, len: bytes.len(), _whole: None }
     }
 }
@@ -125,7 +126,7 @@ impl Segment for CudaSegment {
             return Arc::clone(whole);
         }
         let mapping = Arc::new(Lendable::new(Arc::clone(self.mapping.mapping())));
-        let (fd, device, kind) = (Arc::clone(&self.fd), Arc::clone(&self.device), self.kind);
+        let (fd, device, kind) = (self.fd.clone(), Arc::clone(&self.device), self.kind);
         Arc::new(Self { mapping, fd, device, kind, len: self.len, _whole: Some(Arc::clone(whole)) })
     }
 
@@ -138,7 +139,7 @@ impl Segment for CudaSegment {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.fd.as_fd())
+        self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
     fn fd_offset(&self) -> usize {
