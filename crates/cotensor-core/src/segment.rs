@@ -63,6 +63,15 @@ pub trait Memory: Send + Sync {
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no memory left.
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>>;
 
+    /// As [`reserve`](Memory::reserve) for a caller that writes all `len` bytes before others see them: they may have any values. Bytes behind
+    /// them, which other processes may see, are zero.
+    ///
+    /// # Errors
+    /// As [`reserve`](Memory::reserve).
+    fn reserve_to_fill(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        self.reserve(len)
+    }
+
     /// Reserves as many bytes as `source` has and copies it there: the shortest way to publish bytes that exist, since
     /// memory that was used before need not be zeroed first.
     ///

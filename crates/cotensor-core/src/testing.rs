@@ -78,10 +78,18 @@ fn hands_out_clean_memory(memory: &dyn Memory) {
         used.write_at(0, &vec![255; len]).expect("write");
         drop(used);
         reserves_zeroed_and_aligned(memory, len);
-        let copy = memory.copy_of(&vec![3; len / 2]).expect("copy").freeze().expect("freeze");
-        let mut read = vec![0; len / 2];
-        copy.read_at(0, &mut read).expect("read");
-        assert!(copy.len() == len / 2 && read.iter().all(|&byte| byte == 3), "a copy must be its source");
+        let copy = memory.copy_of(&vec![3; len / 2]).expect("copy");
+        let mut filled = memory.reserve_to_fill(len / 2).expect("reserve");
+        filled.write_at(0, &vec![3; len / 2]).expect("write");
+        for segment in [copy, filled] {
+            let segment = segment.freeze().expect("freeze");
+            let mut read = vec![0; len / 2];
+            segment.read_at(0, &mut read).expect("read");
+            assert!(
+                segment.len() == len / 2 && read.iter().all(|&byte| byte == 3),
+                "all bytes are those that were written"
+            );
+        }
     }
 }
 

@@ -37,7 +37,8 @@ impl ClientStore {
         let len = layout.size_bytes();
         spec.check_names()?;
         self.refuse(&spec, len)?;
-        let wanted = if spec.kind == Kind::Weight && wanted != Wanted::Aliased { Wanted::Sealed } else { wanted };
+        let is_sealed = spec.kind == Kind::Weight && wanted != Wanted::Aliased && spec.device.is_host();
+        let wanted = if is_sealed { Wanted::Sealed } else { wanted };
         let (allocation, segment) = self.allocate(&reserve_params(&spec, holder.name()), len, wanted)?;
         self.unpublished(spec, layout, segment, holder, allocation)
     }
@@ -107,6 +108,7 @@ impl ClientStore {
                 }
                 Ok(found)
             }
+            Wanted::Any { to_fill: true } => Allocation::reserved(daemon, params, |memory| memory.reserve_to_fill(len)),
             Wanted::Any { .. } | Wanted::Sealed => Allocation::reserved(daemon, params, |memory| memory.reserve(len)),
             Wanted::Aliased => Allocation::reserved(daemon, params, |memory| memory.reserve_aliased(len)),
         }

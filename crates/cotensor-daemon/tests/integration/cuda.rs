@@ -3,7 +3,7 @@
 use crate::support::processes::{Processes, content, settles_empty, signal, start_test};
 use crate::support::{Running, spec, until};
 use cotensor_client::ClientStore;
-use cotensor_core::{Device, ErrorKind, Memory};
+use cotensor_core::{Device, ErrorKind, Kind, Memory};
 use cotensor_fake_cuda::{FakeCuda, ILLEGAL_ADDRESS};
 use cotensor_memory::{CudaDriver, CudaMemory, DRIVER_VARIABLE};
 use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
@@ -235,6 +235,20 @@ fn whole_device_is_used_again_and_again() {
         assert!(found.copy_to_host().unwrap() == content(number, 3 * MIB));
         drop(found);
         until("the budget has room", || used(&producer) == 0);
+    }
+}
+
+#[test]
+fn tensors_that_are_filled_at_once_are_not_cleared_first() {
+    let fake = FakeCuda::start().unwrap();
+    let running = with_device(64 * MIB);
+    let store = connect(&running.socket, "user", &memory_of(&fake.library()));
+    fake.fail("cuMemsetD8Async", ILLEGAL_ADDRESS).unwrap();
+    for kind in [Kind::Weight, Kind::Other] {
+        let spec = TensorSpec { kind, ..on_device("x", 2 * MIB, KEPT) };
+        let mut reservation = store.reserve_to_fill(spec, &store.holder("")).unwrap();
+        reservation.write(&content(1, 2 * MIB), CopyReason::DeviceTransfer).unwrap();
+        assert!(reservation.publish().unwrap().copy_to_host().unwrap() == content(1, 2 * MIB), "{kind:?}");
     }
 }
 

@@ -64,9 +64,17 @@ fn memory_conforms_and_leaks_nothing() {
 #[test]
 fn bytes_behind_a_tensor_are_zero() {
     let (_fake, memory) = start();
-    let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
+    let mut to_fill = memory.reserve_to_fill(100).unwrap();
+    to_fill.write_at(0, &[7; 100]).unwrap();
+    for segment in [memory.copy_of(&[7; 100]).unwrap(), to_fill] {
+        check_bytes_behind(&memory, &*segment.freeze().unwrap());
+    }
+}
+
+/// `segment` has 100 bytes of 7.
+fn check_bytes_behind(memory: &CudaMemory, segment: &dyn Segment) {
     // The descriptor has the whole unit.
-    let whole = memory.import(fd_of(&*segment), 2 * MIB, MemoryKind::Device).unwrap();
+    let whole = memory.import(fd_of(segment), 2 * MIB, MemoryKind::Device).unwrap();
     let bytes = read(&*whole).unwrap();
     assert!(bytes[..100].iter().all(|byte| *byte == 7) && bytes[100..].iter().all(|byte| *byte == 0));
 }

@@ -174,15 +174,20 @@ impl Memory for CudaMemory {
         self.reserve(len)
     }
 
-    fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
-        let (context, mut segment) = self.allocate(source.len())?;
-        segment.write_at(0, source)?;
-        // The bytes behind the source are shared, too.
-        let left = self.allocated(source.len())? - source.len();
+    fn reserve_to_fill(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        let (context, segment) = self.allocate(len)?;
+        // The bytes behind the tensor are shared, too.
+        let left = self.allocated(len)? - len;
         if left > 0 {
-            context.clear(segment.mapping.mapping(), source.len(), left)?;
+            context.clear(segment.mapping.mapping(), len, left)?;
         }
         Ok(Box::new(segment))
+    }
+
+    fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
+        let mut segment = self.reserve_to_fill(source.len())?;
+        segment.write_at(0, source)?;
+        Ok(segment)
     }
 
     fn import(&self, fd: OwnedFd, len: usize, kind: MemoryKind) -> Result<Arc<dyn Segment>> {
