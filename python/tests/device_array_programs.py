@@ -5,6 +5,7 @@ Each runs in a process of its own, because a process keeps the driver that it ha
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import device_common as devices
@@ -139,6 +140,10 @@ def interface_arrays_are_copied_on_their_device(store: cotensor.Store) -> None:
     assert (tensor.device, tensor.dtype, tensor.shape) == ("cuda:0", "int32", (5, 5))
     assert tensor.tobytes() == b"\1" * 100, "the stream of the interface was waited for"
     assert driver.fill(source, 2, 100) == 0
+    with ThreadPoolExecutor(1) as threads:
+        # The driver lets another thread have no current context.
+        tensor = threads.submit(store.put, "w", InterfaceArray({**whole, "stream": None})).result()
+    assert tensor.device == "cuda:0" and tensor.tobytes() == b"\1" * 100
     older = {**whole, "version": 2, "strides": (20, 4)}
     del older["stream"]
     assert store.put("w", InterfaceArray(older)).tobytes() == b"\2" * 100, "any stream may be meant"

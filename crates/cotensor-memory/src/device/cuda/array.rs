@@ -1,7 +1,7 @@
 //! Memory of a device that another library of this process owns, such as an array of PyTorch.
 
 use super::context::CopyStream;
-use super::functions::{DEVICE_ORDINAL, Vendor};
+use super::functions::Vendor;
 use super::memory::CudaMemory;
 use super::produced::ProducedPlace;
 use super::segment::CudaSegment;
@@ -70,15 +70,17 @@ impl CudaMemory {
     /// The memory of the device, of the [installed](Self::installed) ones, that an address of this process belongs to.
     ///
     /// # Errors
-    /// `Invalid` for an address that the driver does not know; as [`installed`](Self::installed).
+    /// `Invalid` for an address that the driver does not know; as [`installed`](Self::installed), and as the first copy of a process, which
+    /// opens the context.
     pub fn of_address(address: u64) -> Result<&'static Self> {
-        let (memories, mut ordinal) = (Self::installed()?, -1);
+        Self::among(Self::installed()?, address)
+    }
+
+    /// The one of `memories`, which are of one driver, that an address of this process belongs to.
+    pub(super) fn among(memories: &[Self], address: u64) -> Result<&Self> {
         let unknown = || Error::invalid(format!("{address:#x} is not an address of a CUDA device"));
-        let driver = &memories.first().ok_or_else(unknown)?.opened().driver;
-        driver.check_process()?;
-        // SAFETY: `ordinal` outlives the call, which writes an `int` for this attribute. The driver only looks the address up.
-        let code = unsafe { (driver.functions.pointer_attribute)((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) };
-        driver.check("looking an address up", code).map_err(|_| unknown())?;
+        let context = memories.first().ok_or_else(unknown)?.opened().context()?;
+        let ordinal = context.ordinal_of(address)?.ok_or_else(unknown)?;
         memories.iter().find(|memory| memory.opened().ordinal == ordinal).ok_or_else(unknown)
     }
 

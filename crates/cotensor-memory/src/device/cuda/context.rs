@@ -1,8 +1,8 @@
 //! The primary context of a device, in which bytes are copied.
 
 use super::driver::CudaDriver;
-use super::error::{CONTEXT_IS_DESTROYED, is_lost};
-use super::functions::{EVENT_FLAGS, NON_BLOCKING, NOT_CAPTURED};
+use super::error::{CONTEXT_IS_DESTROYED, INVALID_VALUE, is_lost};
+use super::functions::{DEVICE_ORDINAL, EVENT_FLAGS, NON_BLOCKING, NOT_CAPTURED};
 use super::mapping::Mapping;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -225,6 +225,21 @@ impl Context {
             driver.check("reading the free memory of the device", code)
         })?;
         Ok((free, total))
+    }
+
+    /// The number in this process of the device that has an address, in any context; none for an address that the driver does not know.
+    pub(super) fn ordinal_of(&self, address: u64) -> Result<Option<i32>> {
+        let (driver, mut ordinal) = (&self.retained.driver, -1);
+        // The documentation lets the driver demand a context.
+        self.retained.with(|| {
+            // SAFETY: `ordinal` outlives the call, which writes an `int` for this attribute. The driver only looks the address up.
+            let code =
+                unsafe { (driver.functions.pointer_attribute)((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) };
+            match code {
+                INVALID_VALUE => Ok(None),
+                code => driver.check("looking an address up", code).map(|()| Some(ordinal)),
+            }
+        })
     }
 
     /// Gives work to a stream, after what `after` has already, and waits for it.

@@ -3,7 +3,7 @@
 use super::Library;
 use crate::device::cuda::driver::CudaDriver;
 use crate::device::cuda::memory::CudaMemory;
-use cotensor_core::{Memory, MemoryKind};
+use cotensor_core::{ErrorKind, Memory, MemoryKind};
 use cotensor_fake_cuda::FakeCuda;
 use std::sync::Arc;
 
@@ -35,6 +35,18 @@ fn peer_reads_the_memory_and_its_work_ends_before_the_address() {
     }
     drop(slab);
     assert_eq!([0, 1].map(|device| fake.used_bytes(device).unwrap()), [0, 0], "nothing was copied");
+}
+
+#[test]
+fn address_has_a_device_on_each_thread() {
+    let (_fake, _driver, memories) = two_devices(false);
+    let segments = memories.each_ref().map(|memory| memory.reserve(100).unwrap());
+    let addresses = segments.each_ref().map(|segment| segment.device_address().unwrap());
+    // This thread has no current context.
+    let found = addresses.map(|address| CudaMemory::among(&memories, address).unwrap().ordinal());
+    assert_eq!(found, [0, 1]);
+    let error = CudaMemory::among(&memories, 4096).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }
 
 #[test]
