@@ -174,6 +174,19 @@ def lost_connection_keeps_the_array(store: cotensor.Store) -> None:
     until(lambda: again.deleted == 1)
 
 
+def closed_store_leaves_the_arrays_of_others(store: cotensor.Store) -> None:
+    driver, address = Driver(), allocated()
+    first, second = Producer(driver, address, [100], 7), Producer(driver, address + 512, [100], 8)
+    store.put("w", first)
+    with cotensor.connect(sys.argv[2]) as other:
+        other.put("x", second)
+    assert (store["w"].tobytes(), store["x"].tobytes()) == (b"\7" * 100, b"\10" * 100)
+    store.remove("w")
+    until(lambda: first.deleted == 1)
+    store.remove("x")
+    assert second.deleted == 0, "no news of leases after the end of its store"
+
+
 def publishes(store: cotensor.Store) -> None:
     array = Producer(Driver(), allocated(), [4, 24], 7)
     store.put("w", array)

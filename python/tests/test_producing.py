@@ -22,6 +22,7 @@ ALONE = [
     "copied_where_it_must_be",
     "without_room",
     "budget_has_no_room",
+    "closed_store_leaves_the_arrays_of_others",
     "copy_on_the_gpu",
     "producing_needs_a_gpu",
 ]

@@ -165,10 +165,6 @@ pub trait SlabMemory: Memory {
     fn is_placed_by_owner(&self) -> bool {
         false
     }
-
-    /// Called when the publisher no longer learns which tensors are leased. The ranges of dropped segments must not be used again then; a
-    /// slab from which no range is reserved any more needs nothing for that.
-    fn retire(&self) {}
 }
 
 /// A segment of one writer, before it is shared.
@@ -304,6 +300,10 @@ pub trait Segment: Send + Sync {
     fn end_use(&self) -> bool {
         true
     }
+
+    /// Called by the publisher of a range of a slab when it no longer learns which processes lease the tensor. The range must not be used
+    /// again then, also after the drop of the segment; a slab from which no range is reserved any more needs nothing for that.
+    fn retire(&self) {}
 
     /// The same memory for one more tensor in it. A segment that keeps the users of its address, and in which many tensors lie, has a part for
     /// each of them. `whole` is this segment.

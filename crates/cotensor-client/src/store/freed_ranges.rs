@@ -44,7 +44,7 @@ struct Ranges {
 
 struct Part {
     /// The range, which is used again after the drop.
-    _range: Arc<dyn Segment>,
+    range: Arc<dyn Segment>,
     state: PartState,
 }
 
@@ -158,10 +158,10 @@ impl FreedRanges {
         Ok(opened.slab)
     }
 
-    /// Releases the ranges of slabs that are not used again: those for which `is_lost` is true.
+    /// Releases the ranges of slabs that are not used again: those for which `is_lost` is true. Other processes may still read them.
     pub(super) fn lose(&self, is_lost: impl Fn(u64) -> bool) {
         let lost: Vec<_> = lock(&self.0.ranges).parts.extract_if(|(slab, _), _| is_lost(*slab)).collect();
-        drop(lost);
+        lost.iter().for_each(|(_, part)| part.range.retire());
     }
 
     /// Forgets a slab. Returns the session's number of it.
@@ -183,7 +183,7 @@ impl Ranges {
         let is_current = self.generation == generation;
         if is_current {
             let state = if self.parts.contains_key(&at) { PartState::RequestedAgain } else { PartState::Requested };
-            self.parts.insert(at, Part { _range: Arc::clone(segment), state });
+            self.parts.insert(at, Part { range: Arc::clone(segment), state });
         }
         is_current
     }

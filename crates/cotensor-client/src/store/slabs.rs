@@ -332,7 +332,6 @@ impl OpenSlabs {
         let on_devices = self.open.iter_mut().filter(|slab| !slab.memory.device().is_host());
         let retire = |slab: &mut OpenSlab| {
             slab.is_retired = true;
-            slab.memory.retire();
             slab.number
         };
         on_devices.map(retire).collect()

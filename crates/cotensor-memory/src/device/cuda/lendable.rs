@@ -4,7 +4,6 @@ use super::context::Context;
 use super::mapping::Mapping;
 use cotensor_core::Result;
 use cotensor_core::sync::lock;
-use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +25,13 @@ struct SlabRange {
     /// Where it starts in the slab, in bytes.
     start: usize,
     /// Whose drop lets the range be used again.
-    _owner: Box<dyn Any + Send + Sync>,
+    owner: Box<dyn RangeOwner>,
+}
+
+/// The owner of a range of a slab.
+pub(super) trait RangeOwner: Send + Sync {
+    /// Lets nothing use the range again after the drop of the owner.
+    fn retire(&self) {}
 }
 
 impl Lendable {
@@ -36,8 +41,8 @@ impl Lendable {
     }
 
     /// A range of a slab, which `mapping` shows, from the byte `start` on. The drop of `owner` lets the range be used again.
-    pub(super) fn of_range(mapping: Arc<Mapping>, start: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self::with(Kept { mapping, range: Some(SlabRange { start, _owner: owner }) })
+    pub(super) fn of_range(mapping: Arc<Mapping>, start: usize, owner: Box<dyn RangeOwner>) -> Self {
+        Self::with(Kept { mapping, range: Some(SlabRange { start, owner }) })
     }
 
     fn with(kept: Kept) -> Self {
@@ -70,6 +75,13 @@ impl Lendable {
     /// Where the memory starts in the mapping, in bytes.
     pub(super) fn start(&self) -> usize {
         self.kept.range.as_ref().map_or(0, |range| range.start)
+    }
+
+    /// Lets nothing use a range of a slab again.
+    pub(super) fn retire(&self) {
+        if let Some(range) = &self.kept.range {
+            range.owner.retire();
+        }
     }
 
     /// Waits for the work of other code that may use the address. Without such code, it returns at once: functions that copy wait for

@@ -2,6 +2,7 @@
 
 use super::functions::Access;
 use super::handle::Handle;
+use super::lendable::RangeOwner;
 use super::mapping::Mapping;
 use super::opened::Opened;
 use super::segment::CudaSegment;
@@ -11,6 +12,7 @@ use std::any::Any;
 use std::collections::HashSet;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Memory that the library has.
@@ -27,15 +29,8 @@ pub(super) struct ProducedSlab {
     readable: Arc<Mapping>,
     fd: Arc<OwnedFd>,
     device: Arc<Opened>,
-    ranges: Mutex<Ranges>,
-}
-
-#[derive(Default)]
-struct Ranges {
     /// Where ranges start.
-    live: HashSet<usize>,
-    /// Whether the end of a range does not tell any more that no process reads it.
-    is_retired: bool,
+    ranges: Mutex<HashSet<usize>>,
 }
 
 /// A range of a slab that has a segment.
@@ -43,6 +38,9 @@ struct ProducedRange {
     slab: Arc<ProducedSlab>,
     start: usize,
     len: usize,
+    /// Whether its end does not tell that no process reads it. Several stores of the process can have ranges of the slab, so it is not the
+    /// slab's.
+    is_retired: AtomicBool,
     /// The array.
     owner: ManuallyDrop<Box<dyn Any + Send + Sync>>,
 }
@@ -53,10 +51,10 @@ impl Produced {
         Self { writable, handle, slab: Mutex::default() }
     }
 
-    /// The memory as a slab: the one that a store has, or a new one.
+    /// The memory as a slab: the one that stores have, or a new one.
     pub(super) fn slab(&self, device: &Arc<Opened>) -> Result<Arc<ProducedSlab>> {
         let mut known = lock(&self.slab);
-        if let Some(slab) = known.upgrade().filter(|slab| !lock(&slab.ranges).is_retired) {
+        if let Some(slab) = known.upgrade() {
             return Ok(slab);
         }
         let (driver, bytes) = (&device.driver, self.writable.bytes());
@@ -79,10 +77,11 @@ impl ProducedSlab {
         len: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Box<dyn SegmentMut>> {
-        if !lock(&self.ranges).live.insert(start) {
+        if !lock(&self.ranges).insert(start) {
             return Err(Error::new(ErrorKind::Conflict, "this array is published, and a process has a lease of it"));
         }
-        Ok(Box::new(ProducedRange { slab: Arc::clone(self), start, len, owner: ManuallyDrop::new(owner) }))
+        let (slab, is_retired, owner) = (Arc::clone(self), AtomicBool::new(false), ManuallyDrop::new(owner));
+        Ok(Box::new(ProducedRange { slab, start, len, is_retired, owner }))
     }
 }
 
@@ -115,15 +114,18 @@ impl SlabMemory for ProducedSlab {
     }
 
     fn is_unused(&self) -> bool {
-        lock(&self.ranges).live.is_empty()
+        lock(&self.ranges).is_empty()
     }
 
     fn is_placed_by_owner(&self) -> bool {
         true
     }
+}
 
+impl RangeOwner for ProducedRange {
+    /// Keeps the array until the process ends.
     fn retire(&self) {
-        lock(&self.ranges).is_retired = true;
+        self.is_retired.store(true, Ordering::Relaxed);
     }
 }
 
@@ -154,11 +156,8 @@ impl Drop for ProducedRange {
     /// Gives the array back to its library. Where other processes may have leases of which this one learns nothing, the array stays until the
     /// process ends: the library would write its bytes.
     fn drop(&mut self) {
-        let mut ranges = lock(&self.slab.ranges);
-        ranges.live.remove(&self.start);
-        let is_retired = ranges.is_retired;
-        drop(ranges);
-        if !is_retired {
+        lock(&self.slab.ranges).remove(&self.start);
+        if !*self.is_retired.get_mut() {
             // SAFETY: the value is not used again.
             unsafe { ManuallyDrop::drop(&mut self.owner) };
         }

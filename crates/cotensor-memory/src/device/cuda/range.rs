@@ -1,5 +1,6 @@
 //! The memory of a slab, and the ranges of it that have segments.
 
+use super::lendable::RangeOwner;
 use super::mapping::Mapping;
 use super::opened::Opened;
 use crate::ranges::SlabRanges;
@@ -25,6 +26,9 @@ pub(super) struct TakenRange {
     pub(super) start: usize,
     pub(super) len: usize,
 }
+
+/// A slab from which no range is reserved any more needs nothing.
+impl RangeOwner for TakenRange {}
 
 impl Drop for TakenRange {
     fn drop(&mut self) {

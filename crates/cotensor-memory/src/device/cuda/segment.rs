@@ -2,7 +2,7 @@
 
 use super::functions::Access;
 use super::handle::Handle;
-use super::lendable::Lendable;
+use super::lendable::{Lendable, RangeOwner};
 use super::mapping::Mapping;
 use super::opened::Opened;
 use cotensor_core::{Device, MemoryKind, Result, Segment, SegmentMut, range_within};
@@ -83,7 +83,7 @@ impl CudaSegment {
         fd: &Arc<OwnedFd>,
         device: &Arc<Opened>,
         bytes: Range<usize>,
-        owner: Box<dyn Any + Send + Sync>,
+        owner: Box<dyn RangeOwner>,
     ) -> Self {
         let mapping = Arc::new(Lendable::of_range(Arc::clone(readable), bytes.start, owner));
         let (fd, device) = (Some(Arc::clone(fd)), Arc::clone(device));
@@ -118,6 +118,10 @@ impl Segment for CudaSegment {
 
     fn end_use(&self) -> bool {
         self.kind != MemoryKind::Slab || self.mapping.end_use()
+    }
+
+    fn retire(&self) {
+        self.mapping.retire();
     }
 
     /// Each tensor in a slab of another process has users of its own: the lease of one does not wait for those of the others.

@@ -100,13 +100,17 @@ fn array_without_news_of_leases_stays_on_purpose() {
     let (_fake, driver, memory) = started();
     let (library, owner) = (Library::open(&driver), Arc::new(()));
     let address = memory.produce(100).unwrap();
+    let other = Arc::new(());
     let (slab, segment) = published(&memory, &library, address, 100, Arc::clone(&owner));
-    slab.retire();
+    let (_, of_other_store) = published(&memory, &library, address + 512, 100, Arc::clone(&other));
+    segment.retire();
+    drop((segment, of_other_store));
+    assert_eq!([&owner, &other].map(Arc::strong_count), [2, 1], "another store of the process has news");
+    // The memory is a slab of the next array, too.
+    let (next, segment) = published(&memory, &library, address, 100, Arc::clone(&other));
+    assert!(std::ptr::addr_eq(Arc::as_ptr(&next), Arc::as_ptr(&slab)));
     drop(segment);
-    assert_eq!(Arc::strong_count(&owner), 2);
-    // The memory is another slab for the next array.
-    let (next, _segment) = published(&memory, &library, address, 100, Arc::clone(&owner));
-    assert!(!std::ptr::addr_eq(Arc::as_ptr(&next), Arc::as_ptr(&slab)));
+    assert_eq!(Arc::strong_count(&other), 1);
 }
 
 #[test]
