@@ -80,6 +80,7 @@ arguments! {
     "a path": socket, cache, models;
     "a list of texts, or a path": calibration;
     "a pair of integers": id;
+    "the handle of a stream, such as torch.cuda.current_stream().cuda_stream": stream;
     "a Store": store;
 }
 

@@ -54,6 +54,27 @@ def builder_is_filled_on_the_device(store: cotensor.Store) -> None:
     until(lambda: machine().used() == 0)
 
 
+def publication_of_a_stream_waits_for_it_alone(store: cotensor.Store) -> None:
+    driver, own = Driver(), machine()
+    builder = store.empty("w", 24, "uint8", device="cuda:0")
+    array = Consumer(builder.__dlpack__(stream=driver.stream))
+    assert driver.fill(array.address, 7, 24) == 0
+    # As work that waits for another process.
+    own.set("fail cuCtxSynchronize 4711")
+    for wrong in (-1, "x", 1.5):
+        with pytest.raises(cotensor.InvalidError, match="cuda_stream") as raised:
+            builder.publish(stream=wrong)  # type: ignore[arg-type]
+        assert raised.value.field == "stream"
+    with pytest.raises(cotensor.IoError, match="stream"):
+        builder.publish(stream=12345)
+    assert builder.publish(stream=driver.stream).tobytes() == b"\7" * 24
+    own.set()
+    array.delete()
+    with pytest.raises(cotensor.InvalidError, match="on the host") as raised:
+        store.empty("h", 3).publish(stream=driver.stream)
+    assert raised.value.field == "stream"
+
+
 def builder_takes_arrays_of_both_places(store: cotensor.Store) -> None:
     driver = Driver()
     with store.empty("w", (4, 6), "float32", device="cuda:0") as builder:

@@ -32,6 +32,7 @@ ALONE = [
 #: Of `device_array_programs`.
 ALONE_WITH_ARRAYS = [
     "builder_is_filled_on_the_device",
+    "publication_of_a_stream_waits_for_it_alone",
     "builder_takes_arrays_of_both_places",
     "failed_publication_keeps_the_address",
     "device_arrays_are_copied_on_their_device",

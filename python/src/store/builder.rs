@@ -365,8 +365,14 @@ impl TensorBuilder {
         counted.map_err(|why| self.conflict(py, why))
     }
 
-    /// Makes the tensor immutable and visible under its name. Returns it, leased.
-    fn publish(&self, py: Python<'_>) -> PyResult<Tensor> {
+    /// Makes the tensor immutable and visible under its name. Returns it, leased. On a GPU, waits for all work of this process there. With
+    /// ``stream``, waits for the work that this stream has now, which has to be all that writes the memory: a stream's handle as the driver
+    /// has it, such as ``torch.cuda.current_stream().cuda_stream``.
+    #[pyo3(signature = (*, stream=None))]
+    fn publish(&self, py: Python<'_>, #[pyo3(from_py_with = args::stream)] stream: Option<usize>) -> PyResult<Tensor> {
+        if let Some(stream) = stream {
+            self.end_writes(py, stream)?;
+        }
         self.publish_by(py, Reservation::publish)
     }
 
@@ -402,7 +408,7 @@ impl TensorBuilder {
             _ => return Ok(()),
         };
         match kind {
-            None => self.publish(py).map(drop),
+            None => self.publish(py, None).map(drop),
             // The exception of the block is raised. The memory ends with the builder.
             Some(_) if is_writing => Ok(()),
             Some(_) => self.discard(py),

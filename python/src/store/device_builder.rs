@@ -25,6 +25,18 @@ impl TensorBuilder {
             None => Ok(()),
         }
     }
+
+    /// Waits for the work that a stream has now. The publication that follows waits for no other work.
+    pub(super) fn end_writes(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        let host = || {
+            let message = format!("{:?} is on the host, where no stream writes it: publish()", self.name);
+            raise(py, &Error::invalid(message).in_field("stream"))
+        };
+        let memory = self.cuda().or_raise(py)?.ok_or_else(host)?;
+        // SAFETY: the caller says that this is a stream of the process, and that its work alone writes the memory.
+        let end = |target: &mut dyn SegmentMut, _: usize| unsafe { memory.end_writes(target, stream) };
+        self.writing(py, |py, reservation| py.detach(|| reservation.write_part(end)).or_raise(py))
+    }
 }
 
 #[pymethods]

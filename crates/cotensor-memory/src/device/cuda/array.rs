@@ -4,10 +4,11 @@ use super::context::CopyStream;
 use super::functions::Vendor;
 use super::memory::CudaMemory;
 use super::produced::ProducedPlace;
-use super::segment::CudaSegment;
+use super::segment::{CudaSegment, CudaSegmentMut};
 use super::slab::target_of;
 use cotensor_core::{Device, Error, Memory, Result, Segment, SegmentMut, copy_by_host, range_within};
 use std::fmt;
+use std::sync::Arc;
 
 /// Bytes at an address of a device.
 pub struct CudaBytes {
@@ -57,6 +58,25 @@ impl CudaMemory {
         let context = self.opened().context()?;
         // SAFETY: the caller's promise.
         unsafe { context.wait_for(stream) }
+    }
+
+    /// Waits for the work that `stream` has now. The publication of `segment`, which has to be the next call, then waits for no other work of
+    /// this process.
+    ///
+    /// # Errors
+    /// As [`wait_for`](Self::wait_for); `Unsupported` for memory that is not of this device, or that other code has no address of.
+    ///
+    /// # Safety
+    /// As [`wait_for`](Self::wait_for). No work that `stream` has not now writes the memory of `segment`.
+    pub unsafe fn end_writes(&self, segment: &mut dyn SegmentMut, stream: usize) -> Result<()> {
+        let own = segment.as_any_mut().and_then(|segment| segment.downcast_mut::<CudaSegmentMut>());
+        let own = own.filter(|own| Arc::ptr_eq(&own.device, self.opened()));
+        let own = own.ok_or_else(|| Error::unsupported("the tensor has no memory of this device for other code"))?;
+        let context = self.opened().context()?;
+        // SAFETY: the caller's promise.
+        unsafe { context.wait_for_present(stream) }?;
+        own.is_written = true;
+        Ok(())
     }
 
     /// Waits for all work that this process has given to the device.

@@ -106,7 +106,7 @@ impl CudaMemory {
     fn allocate(&self, len: usize) -> Result<(Arc<Context>, CudaSegmentMut)> {
         let (context, handle, mapping) = self.create(len, &PAUSES_MS)?;
         let mapping = Arc::new(Lendable::new(Arc::new(mapping)));
-        Ok((context, CudaSegmentMut { mapping, handle, device: Arc::clone(&self.opened), len }))
+        Ok((context, CudaSegmentMut { mapping, handle, device: Arc::clone(&self.opened), len, is_written: false }))
     }
 
     /// Memory of the device for `len` bytes, with any values, mapped for writing. A device without memory is asked again after each pause,

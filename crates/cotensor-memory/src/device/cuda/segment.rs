@@ -18,6 +18,8 @@ pub(super) struct CudaSegmentMut {
     pub(super) handle: Handle,
     pub(super) device: Arc<Opened>,
     pub(super) len: usize,
+    /// Whether the work of other code that writes the memory is known to have ended.
+    pub(super) is_written: bool,
 }
 
 impl SegmentMut for CudaSegmentMut {
@@ -55,8 +57,10 @@ impl SegmentMut for CudaSegmentMut {
     }
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
-        let Self { device, handle, mapping, len } = *self;
-        mapping.wait_for_users()?;
+        let Self { device, handle, mapping, len, is_written } = *self;
+        if !is_written {
+            mapping.wait_for_users()?;
+        }
         mapping.mapping().set_access(device.ordinal, Access::Read)?;
         let fd = Some(Arc::new(handle.export()?));
         Ok(Arc::new(CudaSegment { device, mapping, len, fd, kind: MemoryKind::Device, _whole: None }))

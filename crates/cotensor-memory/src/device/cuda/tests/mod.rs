@@ -128,6 +128,30 @@ fn work_of_other_libraries_ends_before_publication_and_before_the_end() {
 }
 
 #[test]
+fn publication_of_one_stream_waits_for_no_other_work() {
+    let (fake, driver, memory) = started();
+    let (library, other) = (Library::open(&driver), Library::open(&driver));
+    let (mut written, unrelated) = (memory.reserve(100).unwrap(), memory.reserve(100).unwrap());
+    library.fill(written.device_address().unwrap(), 7, 100);
+    let mut target = [0xFF; 100];
+    other.read(unrelated.device_address().unwrap(), &mut target);
+    // As a collective that waits for another process.
+    fake.fail("cuCtxSynchronize", 4711).unwrap();
+    // SAFETY: the stream has all work that writes the segment.
+    unsafe { memory.end_writes(&mut *written, library.stream) }.unwrap();
+    let made = written.freeze().unwrap();
+    let mut bytes = [0; 100];
+    made.read_at(0, &mut bytes).unwrap();
+    assert_eq!((bytes, target), ([7; 100], [0xFF; 100]), "the other stream has not run");
+    // SAFETY: as above.
+    let of_slab = unsafe { memory.end_writes(&mut *memory.create_slab(2 << 20).unwrap().reserve(1).unwrap(), 0) };
+    assert_eq!(of_slab.unwrap_err().kind(), ErrorKind::Unsupported);
+    fake.repair().unwrap();
+    drop((made, unrelated));
+    assert_eq!(target, [0; 100]);
+}
+
+#[test]
 fn forked_process_has_errors_and_frees_nothing() {
     let (fake, driver, memory) = started();
     let segment = memory.copy_of(&[7; 100]).unwrap().freeze().unwrap();
