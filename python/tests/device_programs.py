@@ -238,6 +238,22 @@ def memory_of_dropped_arrays_is_free_for_the_next(store: cotensor.Store) -> None
         array.delete()
 
 
+def work_that_does_not_end_is_no_endless_wait(store: cotensor.Store) -> None:
+    own, large = machine(), 60 << 20
+    # Room for one tensor.
+    room = "memory 67108864"
+    own.set(room)
+    array = Consumer(store.empty("w", large, "uint8", device="cuda:0", keep=False).__dlpack__())
+    # As a kernel that waits for another process.
+    own.set(room, "block cuCtxSynchronize")
+    array.delete()
+    with pytest.raises(cotensor.OverBudgetError, match=r"dropped keep their memory until .* \(cuda:0\)"):
+        store.empty("w", large, "uint8", device="cuda:0")
+    own.set(room)
+    until(lambda: own.used() == 0)
+    store.empty("w", large, "uint8", device="cuda:0").discard()
+
+
 def errors(store: cotensor.Store) -> None:
     with pytest.raises(cotensor.UnsupportedError, match="cuda:7"):
         store.empty("w", 3, device="cuda:7")

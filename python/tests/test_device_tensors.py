@@ -27,6 +27,7 @@ ALONE = [
     "small_tensors_share_memory",
     "range_is_used_again_after_the_work_that_reads_it",
     "memory_of_dropped_arrays_is_free_for_the_next",
+    "work_that_does_not_end_is_no_endless_wait",
     "errors",
 ]
 #: Of `device_array_programs`.
