@@ -9,11 +9,13 @@ use super::reconnect::Reconnector;
 use super::session::{PUBLICATIONS, Session};
 use super::slabs::{NewSlab, Slabs, whole_units};
 use crate::protocol::{self as p, Published, Spec};
-use cotensor_core::{DType, Error, ErrorKind, Kind, Layout, Memory, Result, Segment, SegmentMut, SlabMemory};
+use cotensor_core::{
+    DType, Device, Error, ErrorKind, Kind, Layout, Memory, Result, Segment, SegmentMut, SlabMemory, size,
+};
 use cotensor_memory::Slab;
 use cotensor_memory::process::available_bytes;
 use cotensor_store::backend::{StoreBackend, UnpublishedTensor};
-use cotensor_store::{Expected, Holder, Key, Lease, TensorSpec};
+use cotensor_store::{Expected, Holder, Key, Lease, Stats, TensorSpec};
 use std::sync::{Arc, Weak};
 
 /// The next block of a series is made only if the system has this many times its length left.
@@ -172,7 +174,7 @@ impl Allocation {
             }
             reserved => reserved?,
         };
-        Ok((Self::Own(reserved), reserve_in(memory)?))
+        Ok((Self::Own(reserved), reserve_in(memory).map_err(|error| of_full_device(daemon, device, error))?))
     }
 
     /// Publishes `segment` in a session. Can be repeated in the next session.
@@ -221,13 +223,32 @@ fn new_slab(
     let whole = TensorSpec { kind: Kind::Weight, ..TensorSpec::new(&params.spec.name, DType::U8, &[bytes]).on(device) };
     let params = p::ReserveParams { spec: Spec::from(&whole), holder: params.holder.clone() };
     let mut reserved = ReservationGuard::reserve(daemon, &params)?;
-    let slab = memory.create_slab(bytes)?;
+    let slab = memory.create_slab(bytes).map_err(|error| of_full_device(daemon, device, error))?;
     daemon.retry(|session| {
         // First: an error leaves the reservation to its guard.
         let slab = NewSlab::new(&slab, len)?;
         let reservation = reserved.take_in(session, &params)?;
         slabs.open_in(session, slab, Some(reservation))
     })
+}
+
+/// `error` of the memory of `device`. Where the device has no room although its budget has, other programs have some of it: the error tells
+/// what the store takes.
+fn of_full_device(daemon: &Reconnector, device: Device, error: Error) -> Error {
+    if device.is_host() || error.kind() != ErrorKind::OverBudget {
+        return error;
+    }
+    let known = daemon.call::<p::Stats>(&p::Empty {}).ok().and_then(|(report, _)| {
+        let stats: Stats = serde_json::from_value(report.fields.into()).ok()?;
+        stats.devices.into_iter().find(|stats| stats.device == device.to_string())
+    });
+    let Some(stats) = known else { return error };
+    let used = size(stats.memory_usage_bytes);
+    let message = error.message();
+    Error::new(
+        error.kind(),
+        format!("{message}; tensors of the store have {used} there with this one (`cotensor who`)"),
+    )
 }
 
 /// A prefaulted block for a later tensor of `len` bytes; none when the client has enough free ones.

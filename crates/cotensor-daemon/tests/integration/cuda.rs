@@ -187,7 +187,11 @@ fn budget_counts_what_the_device_allocates() {
     for bytes in [1, MIB] {
         let error = store.reserve(on_device("c", bytes, KEPT), &store.holder("")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
-        assert!(error.to_string().contains("cuda:0"), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("cuda:0 budget") && text.contains(&format!("user[{}] holds 3.00 MiB", std::process::id())),
+            "{text}"
+        );
     }
     drop(held);
     until("unleased tensors are evicted", || store.reserve(on_device("c", MIB, KEPT), &store.holder("")).is_ok());
@@ -263,6 +267,11 @@ fn failed_reservations_and_publications_leave_nothing() {
     let error = store.reserve(on_device("x", 5 * MIB, KEPT), &store.holder("")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     assert!(error.to_string().contains("cuda:0 has 4194304 of 4194304 bytes left, not 6291456"), "{error}");
+    assert!(error.to_string().contains("tensors of the store have 6.00 MiB there"), "{error}");
+    fake.set_memory_bytes(0).unwrap();
+    let error = store.reserve(on_device("small", 5, KEPT), &store.holder("")).unwrap_err();
+    assert!(error.to_string().contains("tensors of the store have 2.00 MiB there"), "{error}");
+    fake.set_memory_bytes(4 << 20).unwrap();
     empty();
     for function in ["cuCtxSynchronize", "cuMemExportToShareableHandle"] {
         let reservation = store.reserve(on_device("x", MIB, KEPT), &store.holder("")).unwrap();
