@@ -188,7 +188,17 @@ fn machines_without_a_usable_driver_have_clear_errors() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("CUDA_ERROR_NO_DEVICE"), "{error}");
     fake.set_devices(1).unwrap();
-    assert_eq!(CudaDriver::load(&fake.library()).unwrap().version(), "12.8");
+    let driver = CudaDriver::load(&fake.library()).unwrap();
+    assert_eq!(driver.version(), "12.8");
+    // Stores count units of 2 MiB.
+    fake.set_granularity_bytes(64 << 10).unwrap();
+    assert_eq!(driver.devices().unwrap()[0].granularity, 64 << 10);
+    for granularity in [0, 3 << 20, 4 << 20] {
+        fake.set_granularity_bytes(granularity).unwrap();
+        let error = driver.devices().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains(&format!("allocates units of {granularity} bytes")), "{error}");
+    }
 }
 
 /// This test program, started again: the test `name` with a descriptor as its standard input.

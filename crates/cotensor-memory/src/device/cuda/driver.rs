@@ -2,7 +2,7 @@
 
 use super::error::{NOT_INITIALIZED, driver_error};
 use super::functions::{ContextId, Functions, RELAXED, Vendor, context_id};
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, ErrorKind, Result};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -13,8 +13,10 @@ use std::sync::Arc;
 
 /// The variable with the path of the driver's library.
 pub const DRIVER_VARIABLE: &str = "COTENSOR_CUDA_DRIVER";
-/// The library that the driver installs.
-const LIBRARY: &str = "libcuda.so.1";
+/// The library that NVIDIA's driver installs.
+const NVIDIA: &str = "libcuda.so.1";
+/// That of AMD's, in the first version that has all needed functions.
+const AMD: &str = "libamdhip64.so.7";
 
 /// A GPU driver, initialized in this process. A process that was forked afterwards cannot use it.
 pub struct CudaDriver {
@@ -30,14 +32,25 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// The installed driver: the library that [`DRIVER_VARIABLE`] names, else `libcuda.so.1`.
+    /// The installed driver: the library that [`DRIVER_VARIABLE`] names, else NVIDIA's `libcuda.so.1`, or AMD's `libamdhip64.so.7` on machines
+    /// without a device of NVIDIA.
     ///
     /// # Errors
     /// `NotFound` without a driver or without a device, `Unsupported` for a driver that is too old, `Io` for one that does not
     /// work.
     pub fn open() -> Result<Arc<Self>> {
-        let named = std::env::var_os(DRIVER_VARIABLE).filter(|path| !path.is_empty());
-        Self::load(Path::new(named.as_deref().unwrap_or(LIBRARY.as_ref())))
+        match std::env::var_os(DRIVER_VARIABLE).filter(|path| !path.is_empty()) {
+            Some(named) => Self::load(named.as_ref()),
+            None => Self::first_of([NVIDIA.as_ref(), AMD.as_ref()]),
+        }
+    }
+
+    /// The first of two libraries that is a driver with a device. Without one, the error is that of the first.
+    fn first_of([first, second]: [&Path; 2]) -> Result<Arc<Self>> {
+        match Self::load(first) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Self::load(second).map_err(|_| error),
+            loaded => loaded,
+        }
     }
 
     /// The driver whose library is at `path`, or has this name in a folder that the loader searches.
@@ -47,11 +60,17 @@ impl CudaDriver {
     pub fn load(path: &Path) -> Result<Arc<Self>> {
         // SAFETY: the user has installed or named this library as the driver, so its initializers run as in other CUDA programs.
         let library = unsafe { Library::new(path) }.map_err(|error| {
-            let text = format!("no CUDA driver can be loaded: {error}; {DRIVER_VARIABLE} names another library");
+            let path = path.display();
+            let text =
+                format!("no CUDA driver can be loaded from {path}: {error}; {DRIVER_VARIABLE} names another library");
             Error::not_found(text)
         })?;
         let is_amd = has(&library, "hipInit") && !has(&library, "cuInit");
-        let vendor = if is_amd { Vendor::Amd } else { Vendor::Nvidia };
+        Self::initialize(library, path, if is_amd { Vendor::Amd } else { Vendor::Nvidia })
+    }
+
+    /// The driver of a vendor.
+    pub(super) fn initialize(library: Library, path: &Path, vendor: Vendor) -> Result<Arc<Self>> {
         let functions = Functions::find(&library, vendor).map_err(|missing| {
             let text = format!("the driver has no function {missing}; {}", needed(vendor));
             Error::unsupported(text).in_file(path)
@@ -167,7 +186,7 @@ fn needed(vendor: Vendor) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_core::ErrorKind;
+    use cotensor_fake_cuda::FakeCuda;
 
     #[test]
     fn libraries_that_are_no_driver_are_errors() {
@@ -177,6 +196,21 @@ mod tests {
         let error = CudaDriver::load(Path::new("libc.so.6")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("CUDA 11.4"), "{error}");
+    }
+
+    #[test]
+    fn another_vendor_is_tried_without_a_device() {
+        let [none, missing] = ["/nonexistent/libcuda.so.1", "/nonexistent/libamdhip64.so.7"].map(Path::new);
+        let error = CudaDriver::first_of([none, missing]).unwrap_err();
+        assert!(error.to_string().contains("libcuda.so.1"), "{error}");
+        let (fake, empty) = (FakeCuda::start().unwrap(), FakeCuda::start().unwrap());
+        empty.set_devices(0).unwrap();
+        for first in [none, &empty.library()] {
+            assert_eq!(CudaDriver::first_of([first, &fake.library()]).unwrap().path(), fake.library());
+        }
+        empty.set_version(10_020).unwrap();
+        let error = CudaDriver::first_of([&empty.library(), &fake.library()]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "an old driver is a reason of its own: {error}");
     }
 
     #[test]

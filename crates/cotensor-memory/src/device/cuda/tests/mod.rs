@@ -5,8 +5,10 @@ mod peers;
 mod produced;
 
 use super::driver::CudaDriver;
+use super::functions::Vendor;
 use super::memory::CudaMemory;
 use super::segment::CudaSegment;
+use cotensor_core::testing::{conformance, import_conformance};
 use cotensor_core::{Error, ErrorKind, Memory, MemoryKind, Segment};
 use cotensor_fake_cuda::{CAPTURE_INVALIDATED, FakeCuda, ILLEGAL_ADDRESS};
 use std::sync::Arc;
@@ -98,6 +100,22 @@ fn started() -> (FakeCuda, Arc<CudaDriver>, CudaMemory) {
     let driver = CudaDriver::load(&fake.library()).unwrap();
     let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
     (fake, driver, memory)
+}
+
+/// AMD's driver has other results in cases that this does not reach. It has not been tried.
+#[test]
+fn memory_conforms_by_the_names_of_the_other_vendor() {
+    let fake = FakeCuda::start().unwrap();
+    fake.set_version(70_100_000).unwrap();
+    // SAFETY: the library has no initializers.
+    let library = unsafe { libloading::Library::new(fake.library()) }.unwrap();
+    let driver = CudaDriver::initialize(library, &fake.library(), Vendor::Amd).unwrap();
+    assert_eq!((driver.interface(), &*driver.version()), ("HIP", "7.1"));
+    let memory = CudaMemory::new(&driver, driver.devices().unwrap().remove(0));
+    assert!(memory.is_amd());
+    conformance(&memory);
+    import_conformance(&memory);
+    assert_eq!(fake.used_bytes(0).unwrap(), 0);
 }
 
 #[test]
