@@ -1,6 +1,6 @@
 //! Tensors in the memory of CUDA devices, on a fake driver: kills, failures and budgets.
 
-use crate::support::processes::{Processes, content, settles_empty, signal, start_test};
+use crate::support::processes::{Processes, content, settles_empty, signal, start_command, test_command};
 use crate::support::{Running, spec, until};
 use cotensor_client::ClientStore;
 use cotensor_core::{Device, ErrorKind, Kind, Memory};
@@ -10,7 +10,7 @@ use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, Ten
 use rustix::process::Signal;
 use std::io::Write;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,17 +106,17 @@ fn child() {
     }
 }
 
+/// The command of [`child`] for `step`. It prints "reached" when that is done.
+pub(crate) fn command(processes: &Processes, fake: &FakeCuda, step: &str) -> Command {
+    let library = fake.library();
+    let mut command = test_command("cuda::child");
+    command.env(SOCKET, &processes.socket).env(LIBRARY, &library).env(DRIVER_VARIABLE, &library).env(STEP, step);
+    command
+}
+
 /// Starts [`child`], and waits until it has done `step`.
 pub(crate) fn start(processes: &Processes, fake: &FakeCuda, step: &str) -> Child {
-    let library = fake.library();
-    let socket = processes.socket.as_os_str();
-    let variables = [
-        (SOCKET, socket),
-        (LIBRARY, library.as_os_str()),
-        (DRIVER_VARIABLE, library.as_os_str()),
-        (STEP, step.as_ref()),
-    ];
-    start_test("cuda::child", variables, |line| line == "reached")
+    start_command(command(processes, fake, step), |line| line == "reached")
 }
 
 pub(crate) fn kill(mut child: Child) {
@@ -145,6 +145,10 @@ fn tensors_outlive_producer_consumer_and_server() {
     processes.kill_server();
     assert!(get(&store, "kept").copy_to_host().unwrap() == content(1, 3 * MIB), "the next server has the descriptors");
     assert!(held.copy_to_host().unwrap() == content(2, MIB));
+    for process in [processes.supervisor(), processes.server()] {
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        assert!(!maps.contains("libcuda"), "a process of the daemon has a driver: {maps}");
+    }
     store.remove("kept").unwrap();
     assert_eq!(fake.used_bytes(0).unwrap(), 6 << 20, "a consumer has a lease");
     kill(consumer);
@@ -316,6 +320,10 @@ fn ten_thousand_cycles_leak_nothing() {
         let made = reservation.publish().unwrap();
         let found = get(&consumer, "x");
         drop(made);
+        // Every third one has an address that other code uses.
+        if number.is_multiple_of(3) {
+            found.segment().device_address().unwrap();
+        }
         assert!(found.copy_to_host().unwrap() == content(number, 100));
     };
     let empty = || until("the device is empty", || used(&producer) == 0 && fake.used_bytes(0).unwrap() == 0);

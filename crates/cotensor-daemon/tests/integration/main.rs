@@ -14,6 +14,7 @@ mod clients_die;
 mod conformance;
 mod control_groups;
 mod cuda;
+mod cuda_deaths;
 mod cuda_slabs;
 mod descriptors;
 mod devices;

@@ -189,14 +189,23 @@ pub(crate) fn start_test<V: AsRef<OsStr>>(
     variables: impl IntoIterator<Item = (&'static str, V)>,
     is_ready: impl FnMut(String) -> bool,
 ) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", test, "--nocapture"])
-        .envs(variables)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = test_command(test);
+    command.envs(variables);
+    start_command(command, is_ready)
+}
+
+/// The command that runs a test which the others ignore.
+pub(crate) fn test_command(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", test, "--nocapture"]);
+    command
+}
+
+/// Starts a process. Waits until it prints a line that `is_ready`, which gets each line.
+pub(crate) fn start_command(mut command: Command, is_ready: impl FnMut(String) -> bool) -> Child {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.any(is_ready), "{test} ended before it was ready");
+    assert!(lines.any(is_ready), "{command:?} ended before it was ready");
     child
 }
 
