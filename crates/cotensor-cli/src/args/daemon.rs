@@ -406,6 +406,9 @@ pub(crate) struct DoctorArgs {
     /// Make memory on this GPU, of which standard input gets the descriptor; set for the process that is killed.
     #[arg(long, hide = true, value_name = "DEVICE")]
     pub(crate) produce: Option<u32>,
+    /// Keep a descriptor that standard input gives; set for the process that has no driver.
+    #[arg(long, hide = true)]
+    pub(crate) hold: bool,
 }
 
 /// Find duplicate memory in running processes: an estimate of the savings by sharing.

@@ -4,7 +4,7 @@ use crate::output::{print, print_json};
 use crate::table::plain;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::{EngineInfo, Engines};
-use cotensor_inspect::doctor::{Diagnosis, Finding, Severity, diagnose, produce};
+use cotensor_inspect::doctor::{Diagnosis, Finding, Role, Severity, diagnose, hold, produce};
 use std::fmt::Write;
 use std::process::Command;
 
@@ -12,11 +12,18 @@ pub(crate) fn doctor(args: &DoctorArgs, program: &Program) -> Result<()> {
     if let Some(ordinal) = args.produce {
         return produce(ordinal);
     }
+    if args.hold {
+        return hold();
+    }
     let socket = args.client.socket.clone().unwrap_or_else(cotensor_client::default_socket);
-    let mut diagnosis = diagnose(&socket, |device| {
+    let mut diagnosis = diagnose(&socket, |role| {
         let (program, arguments) = program.command()?;
         let mut command = Command::new(program);
-        command.args(arguments).args(["doctor", "--produce", &device.ordinal.to_string()]);
+        command.args(arguments).arg("doctor");
+        match role {
+            Role::Produce(device) => command.args(["--produce", &device.ordinal.to_string()]),
+            Role::Hold => command.arg("--hold"),
+        };
         Ok(command)
     });
     diagnosis.findings.push(own_engine());

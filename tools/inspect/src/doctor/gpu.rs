@@ -9,7 +9,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -17,20 +17,28 @@ use std::time::Duration;
 
 /// The bytes that a producer makes: more than one unit of the device's memory.
 const SAMPLE_BYTES: usize = 3 << 20;
-/// How long a producer may take to load the driver and to make its memory.
-const PRODUCER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a process may take to answer; a producer loads the driver, and makes its memory.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The byte that a producer sends without a descriptor when other programs have the device.
 const TAKEN: u8 = 2;
+/// The byte that asks for the descriptor.
+const GO: u8 = 3;
 
 const DRIVER: &str = "GPU driver";
 const SHARED: &str = "shared GPU memory";
 
-/// Checks `driver`, and its devices. `producer` gives the command that calls [`produce`] for a device.
-pub(super) fn check(
-    driver: Result<Arc<CudaDriver>>,
-    producer: impl Fn(&CudaDevice) -> Result<Command>,
-) -> Vec<Finding> {
+/// What a process does for a check.
+#[derive(Clone, Copy, Debug)]
+pub enum Role<'d> {
+    /// Calls [`produce`] for a device.
+    Produce(&'d CudaDevice),
+    /// Calls [`hold`].
+    Hold,
+}
+
+/// Checks `driver`, and its devices. `command` gives the command of a process with a role.
+pub(super) fn check(driver: Result<Arc<CudaDriver>>, command: impl Fn(Role<'_>) -> Result<Command>) -> Vec<Finding> {
     let driver = match driver {
         Ok(driver) => driver,
         Err(error) => {
@@ -54,11 +62,10 @@ pub(super) fn check(
         };
         findings.push(Finding::ok("GPU", describe(&device)));
         let name = device.device();
-        findings.push(match outlives_producer(&driver, &device, &producer) {
+        findings.push(match outlives_producer(&driver, &device, &command) {
             Ok(free) => {
-                let value =
-                    format!("works on {name}: a tensor outlived its killed producer; {} MiB are free", free >> 20);
-                Finding::ok(SHARED, value)
+                let what = "a tensor outlived its killed producer in a process without the driver";
+                Finding::ok(SHARED, format!("works on {name}: {what}; {} MiB are free", free >> 20))
             }
             Err(error) if is_taken(&error) => {
                 Finding::new(SHARED, Severity::Note, error.to_string(), format!("{name} is in use and was not tested"))
@@ -82,21 +89,19 @@ fn describe(device: &CudaDevice) -> String {
     format!("cuda:{number} is {name}, {uuid}, {} MiB in units of {} KiB{here}", bytes >> 20, granularity >> 10)
 }
 
-/// Lets another process make memory, kills it, and reads the memory. Returns the free bytes of the device.
+/// Lets another process make memory, gives the descriptor to a third one, which has no driver, as the daemon has none; kills the producer, and
+/// reads the memory. Returns the free bytes of the device.
 fn outlives_producer(
     driver: &Arc<CudaDriver>,
     device: &CudaDevice,
-    producer: impl Fn(&CudaDevice) -> Result<Command>,
+    command: impl Fn(Role<'_>) -> Result<Command>,
 ) -> Result<usize> {
-    let io = |error: std::io::Error| Error::io("starting a producer", &error);
-    let (ours, theirs) = UnixStream::pair().map_err(io)?;
-    ours.set_read_timeout(Some(PRODUCER_TIMEOUT)).map_err(io)?;
-    let mut command = producer(device)?;
-    let producer = Producer(command.stdin(OwnedFd::from(theirs)).spawn().map_err(io)?);
-    // The other end of the socket closes here, so a producer that ends is noticed.
-    drop(command);
-    let fd = receive(&ours)?;
+    let (holder, producer) = (Helper::start(command(Role::Hold)?)?, Helper::start(command(Role::Produce(device))?)?);
+    send(holder.socket.as_fd(), receive(&producer.socket)?.as_fd())?;
     drop(producer);
+    rustix::io::write(&holder.socket, &[GO]).map_err(|error| Error::io("asking for a descriptor", &error.into()))?;
+    let fd = receive(&holder.socket)?;
+    drop(holder);
     let memory = CudaMemory::new(driver, device.clone());
     let segment = memory.import(fd, SAMPLE_BYTES, MemoryKind::Device)?;
     let mut bytes = vec![0; SAMPLE_BYTES];
@@ -109,13 +114,40 @@ fn outlives_producer(
 }
 
 /// A process that is killed.
-struct Producer(Child);
+struct Helper {
+    process: Child,
+    /// The other end of its standard input.
+    socket: UnixStream,
+}
 
-impl Drop for Producer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+impl Helper {
+    fn start(mut command: Command) -> Result<Self> {
+        let io = |error: std::io::Error| Error::io("starting a process", &error);
+        let (socket, theirs) = UnixStream::pair().map_err(io)?;
+        socket.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(io)?;
+        let process = command.stdin(OwnedFd::from(theirs)).spawn().map_err(io)?;
+        // The other end of the socket closes here with the command, so a process that ends is noticed.
+        Ok(Self { process, socket })
     }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The work of a process without the driver: receives a descriptor through the socket that is the standard input, and sends it back when it
+/// receives another byte.
+///
+/// # Errors
+/// `Io` when the standard input is not a socket, or closes.
+pub fn hold() -> Result<()> {
+    let input = std::io::stdin();
+    let fd = receive(&input)?;
+    rustix::io::read(input.as_fd(), &mut [0]).map_err(|error| Error::io("keeping a descriptor", &error.into()))?;
+    send(input.as_fd(), fd.as_fd())
 }
 
 /// The work of a producer: makes memory on a device, given by its number in this process, sends its descriptor through the socket that is
@@ -137,21 +169,26 @@ fn produce_with(driver: &Arc<CudaDriver>, device: CudaDevice) -> Result<()> {
         rustix::io::write(input.as_fd(), &[TAKEN]).map_err(|error| Error::io("reporting an error", &error.into()))?;
     }
     let segment = made?;
-    let fds = [segment.fd().ok_or_else(|| Error::unsupported("the memory has no descriptor"))?];
+    send(input.as_fd(), segment.fd().ok_or_else(|| Error::unsupported("the memory has no descriptor"))?)?;
+    rustix::io::read(input.as_fd(), &mut [0]).map_err(|error| Error::io("waiting for the end", &error.into()))?;
+    Ok(())
+}
+
+fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> Result<()> {
+    let fds = [fd];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = SendAncillaryBuffer::new(&mut space);
     message.push(SendAncillaryMessage::ScmRights(&fds));
     let io = |error: rustix::io::Errno| Error::io("sending a descriptor", &error.into());
-    sendmsg(input.as_fd(), &[IoSlice::new(&[1])], &mut message, SendFlags::NOSIGNAL).map_err(io)?;
-    rustix::io::read(input.as_fd(), &mut [0]).map_err(io)?;
+    sendmsg(socket, &[IoSlice::new(&[1])], &mut message, SendFlags::NOSIGNAL).map_err(io)?;
     Ok(())
 }
 
-fn receive(socket: &UnixStream) -> Result<OwnedFd> {
+fn receive(socket: &impl AsFd) -> Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let (mut message, mut byte) = (RecvAncillaryBuffer::new(&mut space), [0]);
     recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut message, RecvFlags::CMSG_CLOEXEC)
-        .map_err(|error| Error::io("waiting for a producer", &error.into()))?;
+        .map_err(|error| Error::io("waiting for a descriptor", &error.into()))?;
     let received = message.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
@@ -182,10 +219,21 @@ mod tests {
         produce_with(&driver, device).unwrap();
     }
 
+    #[test]
+    #[ignore = "the process without the driver"]
+    fn holder() {
+        assert!(!std::fs::read_to_string("/proc/self/maps").unwrap().contains("libcuda"));
+        hold().unwrap();
+    }
+
     fn found(fake: &FakeCuda) -> Vec<Finding> {
-        check(CudaDriver::load(&fake.library()), |_| {
+        check(CudaDriver::load(&fake.library()), |role| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--ignored", "--exact", "doctor::gpu::tests::producer"]).env(LIBRARY, fake.library());
+            let test = match role {
+                Role::Produce(_) => "producer",
+                Role::Hold => "holder",
+            };
+            command.args(["--ignored", "--exact", &format!("doctor::gpu::tests::{test}")]).env(LIBRARY, fake.library());
             command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
             Ok(command)
         })

@@ -8,18 +8,18 @@ mod memory;
 mod system;
 
 pub use finding::{Diagnosis, Finding, Severity};
-pub use gpu::produce;
+pub use gpu::{Role, hold, produce};
 
 use cotensor_core::Result;
-use cotensor_memory::{CudaDevice, CudaDriver};
+use cotensor_memory::CudaDriver;
 use std::path::Path;
 use std::process::Command;
 
 /// Checks the kernel, this process's limits, shared memory, GPUs and the daemon at `socket`. Changes nothing; allocates 64
-/// MiB temporarily, and 4 MiB of each GPU beside two contexts, which take hundreds of megabytes each. `producer` gives the
-/// command of a process that calls [`produce`] for a GPU.
-pub fn diagnose(socket: &Path, producer: impl Fn(&CudaDevice) -> Result<Command>) -> Diagnosis {
-    diagnosis(socket, || gpu::check(CudaDriver::open(), producer))
+/// MiB temporarily, and 4 MiB of each GPU beside two contexts, which take hundreds of megabytes each. `command` gives the
+/// command of a process for the check of a GPU.
+pub fn diagnose(socket: &Path, command: impl Fn(Role<'_>) -> Result<Command>) -> Diagnosis {
+    diagnosis(socket, || gpu::check(CudaDriver::open(), command))
 }
 
 fn diagnosis(socket: &Path, gpus: impl FnOnce() -> Vec<Finding>) -> Diagnosis {
