@@ -18,7 +18,11 @@ pub(super) fn lines(gpus: &[GpuScan]) -> String {
         // Writing to a string cannot fail.
         let _ = write!(text, "{}: {} of {} in use", plain(name), size(*used_bytes), size(*total_bytes));
         let _ = match unattributed_bytes {
-            Some(bytes) => writeln!(text, ", {} of it by no process, as tensors that a store keeps", size(*bytes)),
+            // In a container, the driver shows no processes of others.
+            Some(bytes) => {
+                let bytes = size(*bytes);
+                writeln!(text, ", {bytes} of it by no process that is visible here, such as tensors that a store keeps")
+            }
             None => writeln!(text, "; the driver does not tell the bytes of each process"),
         };
         for process in processes.iter().take(PROCESSES_SHOWN) {
@@ -51,8 +55,8 @@ mod tests {
             processes: vec![process(17, Some(2 << 20)), GpuProcess { pid: 18, command: None, bytes: None }],
         };
         let text = lines(&[gpu.clone()]);
-        let expected =
-            "cuda:1: 3.00 MiB of 8.00 GiB in use, 1.00 MiB of it by no process, as tensors that a store keeps\n";
+        let expected = "cuda:1: 3.00 MiB of 8.00 GiB in use, 1.00 MiB of it by no process that is visible here, \
+                        such as tensors that a store keeps\n";
         assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("2.00 MiB  process 17 program 17") && !text.contains('\x1b'), "{text}");
         assert!(text.contains("unknown  process 18 (not visible here)"), "{text}");
