@@ -2,7 +2,7 @@
 # gpu.sh test|bench [OPTION]...: tests or figures of the first CUDA device, in under nine minutes once the package is installed. Each part writes its
 # results to $OUT (target/gpu without it) as it goes, and a part that fails does not end the others.
 #
-# test: the questions of scripts/gpu/questions.py, then the Python tests that need a GPU. OPTIONs are those of pytest.
+# test: the questions of scripts/gpu/questions.py, `cotensor doctor`, then the Python tests that need a GPU. OPTIONs are those of pytest.
 # bench: the same questions for 100 seconds, python/benches/gpu_memory.py, then python/benches/gpu.py in the time that is left. OPTIONs are those of
 # the last.
 #
@@ -15,6 +15,9 @@ shift
 case $kind in test | bench) ;; *) echo "gpu.sh: test or bench, not $kind" >&2 && exit 2 ;; esac
 export OUT=${OUT:-$PWD/target/gpu}
 mkdir -p "$OUT"
+# All output is in $OUT/test.txt or $OUT/bench.txt, too, line by line.
+export PYTHONUNBUFFERED=1
+exec > >(tee "$OUT/$kind.txt") 2>&1
 
 status=0
 # Runs a part for at most so many seconds. The status is that of the first part that fails.
@@ -46,8 +49,11 @@ SECONDS=0
 case $kind in
   test)
     export COTENSOR_TEST_DEVICE=${COTENSOR_TEST_DEVICE:-cuda}
-    tests=(python/tests/test_torch_{tensorref_gpu,device_tensors,producing}.py)
-    part 300 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}" "$@"
+    part 60 "$python" -m cotensor doctor
+    tests=(python/tests/test_torch_{device_tensors,producing,tensorref_gpu}.py)
+    # With the installed driver in place of the fake one.
+    tests+=(python/tests/test_device_tensors.py::test_two_processes_share_one_tensor_whichever_dies)
+    part 240 "$python" -m pytest -v -p no:cacheprovider --junitxml="$OUT/tests.xml" "${tests[@]}" "$@"
     ;;
   bench)
     part 200 "$python" python/benches/gpu_memory.py --minutes 2.5

@@ -57,6 +57,24 @@ class Machine:
                 bytes_used += file.stat().st_size
         return bytes_used
 
+    def has_used(self, nbytes: int) -> bool:
+        """Whether processes have so many bytes of the first device."""
+        return self.used() == nbytes
+
+
+class InstalledMachine(Machine):
+    """The machine itself, with its GPUs and their driver."""
+
+    def __init__(self) -> None:
+        pass
+
+    def environment(self, **more: str) -> Dict[str, str]:
+        return {**os.environ, "COTENSOR_CUDA_DRIVER": "libcuda.so.1", **more}
+
+    def has_used(self, nbytes: int) -> bool:
+        """The contexts of programs take memory, too, so nothing is checked."""
+        return True
+
 
 class _Properties(c.Structure):
     _fields_ = [

@@ -7,8 +7,8 @@ from typing import Iterator
 
 import pytest
 from conftest import serving
-from device_common import Machine
-from device_programs_common import run
+from device_common import InstalledMachine, Machine
+from device_programs_common import Program, run
 
 import cotensor
 
@@ -61,3 +61,23 @@ def test_builder_is_filled_by_kernels(store: cotensor.Store) -> None:
     torch.from_dlpack(builder).fill_(3)
     tensor = builder.publish()
     assert tensor.tobytes() == torch.full((1024, 1024), 3.0).numpy().tobytes()
+
+
+@needs_cuda
+def test_module_outlives_the_process_that_published_it() -> None:
+    with serving("--max-device-memory=cuda:0=1GiB") as daemon:
+        publisher = Program("torch_gpu_programs.py", "publishes", daemon, InstalledMachine(), "published")
+        reader = Program("torch_gpu_programs.py", "attaches", daemon, InstalledMachine(), "attached")
+        publisher.kill()
+        reader.ends()
+
+
+@needs_cuda
+def test_programs_hold_each_resident_weight_once() -> None:
+    machine, script = InstalledMachine(), "torch_gpu_programs.py"
+    with serving("--max-device-memory=cuda:0=1GiB") as daemon:
+        run(script, "publishes_on_the_host", daemon, machine.environment())
+        first = Program(script, "offloads", daemon, machine, "copied all weights")
+        second = Program(script, "offloads", daemon, machine, "copied no weight")
+        first.ends()
+        second.ends()
