@@ -142,9 +142,11 @@ impl Methods {
 
 fn answer<T: Serialize>(request: Request<Client>, outcome: Result<Reply<T>, ErrorObjectOwned>) {
     match outcome {
-        Ok(Reply { value, fds, mut granted }) => {
-            request.value_or(&value, fds, || drop(granted.take()));
-            granted.into_iter().for_each(Granted::keep);
+        Ok(Reply { value, fds, granted: None }) => {
+            request.value(&value, fds);
+        }
+        Ok(Reply { value, fds, granted: Some(granted) }) => {
+            request.value_settled(&value, fds, move |is_sent| if is_sent { granted.keep() } else { drop(granted) });
         }
         Err(error) => request.error(error),
     }

@@ -18,6 +18,9 @@ const RESULTS_BYTES_MAX: usize = FRAME_BYTES_MAX - BATCH_MAX * ERROR_BYTES_MAX;
 /// The time between two checks whether a peer that waits for a batch permit is still connected.
 const CONNECTED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Runs once the server knows whether the caller gets a result.
+pub(super) type Settle = Box<dyn FnOnce(bool) + Send>;
+
 /// The answers to a batch.
 pub(super) struct Batch {
     answers: Mutex<Answers>,
@@ -32,6 +35,15 @@ struct Answers {
     fds: Vec<OwnedFd>,
     /// Whether a result was left out for lack of room.
     full: bool,
+    /// Those of the results in the body.
+    settles: Vec<Settle>,
+}
+
+impl Drop for Answers {
+    /// The batch ends without its message.
+    fn drop(&mut self) {
+        self.settles.drain(..).for_each(|settle| settle(false));
+    }
 }
 
 /// What one answer changes.
@@ -40,11 +52,15 @@ pub(super) struct Finished {
     pub(super) error_code: Option<i32>,
     /// The batch's message, after its last answer.
     pub(super) message: Option<Frame>,
+    /// Those of the results in the message.
+    pub(super) settles: Vec<Settle>,
+    /// That of this answer, if its result is not in the message.
+    pub(super) left_out: Option<Settle>,
 }
 
 impl Batch {
     pub(super) fn new(calls: usize, permit: Option<BatchPermit>) -> Arc<Self> {
-        let answers = Answers { open: calls, body: Vec::new(), fds: Vec::new(), full: false };
+        let answers = Answers { open: calls, body: Vec::new(), fds: Vec::new(), full: false, settles: Vec::new() };
         Arc::new(Self { answers: Mutex::new(answers), _permit: permit })
     }
 
@@ -59,16 +75,20 @@ impl Batch {
     }
 
     /// Adds the answer to one call; none for a notification.
-    pub(super) fn finish(&self, response: Option<Response>, fds: Vec<OwnedFd>) -> Finished {
+    pub(super) fn finish(&self, response: Option<Response>, fds: Vec<OwnedFd>, settle: Option<Settle>) -> Finished {
         let mut answers = lock(&self.answers);
         answers.open = answers.open.saturating_sub(1);
+        let is_notification = response.is_none();
         let error_code = response.and_then(|response| answers.add(&response, fds));
+        let (inside, left_out) = if is_notification || error_code.is_some() { (None, settle) } else { (settle, None) };
+        answers.settles.extend(inside);
         let complete = answers.open == 0 && !answers.body.is_empty();
         let message = complete.then(|| {
             answers.body.push(b']');
             Frame { body: std::mem::take(&mut answers.body), fds: std::mem::take(&mut answers.fds) }
         });
-        Finished { error_code, message }
+        let settles = if complete { std::mem::take(&mut answers.settles) } else { Vec::new() };
+        Finished { error_code, message, settles, left_out }
     }
 }
 

@@ -86,7 +86,5 @@ impl<P: Peer> Registry<P> {
 
 fn refuse<P: Peer>(peer: &Arc<P>, batch: &Batch, response: Response) {
     peer.counts().add_error(response.error_code().unwrap_or_default());
-    if let Some(message) = batch.finish(Some(response), Vec::new()).message {
-        peer.send(message);
-    }
+    batch.finish(Some(response), Vec::new(), None).send(&**peer);
 }
