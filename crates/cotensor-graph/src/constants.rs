@@ -12,6 +12,8 @@ pub struct Constants<'g>(HashMap<&'g str, Constant<'g>>);
 
 #[derive(Clone, Copy)]
 struct Constant<'g> {
+    /// The name of the value that has the tensor: an initializer, or what a `Constant` gives. The tensor of a `Constant` may have another name.
+    name: &'g str,
     tensor: &'g TensorProto,
     dtype: Option<DataType>,
 }
@@ -31,18 +33,19 @@ impl Constant<'_> {
 impl<'g> Constants<'g> {
     /// Reads the nodes in order; a copy before its source is not a constant. Of two values with one name, the first counts.
     pub(super) fn of(graph: &'g GraphProto) -> Self {
-        let plain = |tensor: &'g TensorProto| Constant { tensor, dtype: tensor.data_type };
-        let named = graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, plain(tensor))));
-        let mut known: HashMap<&str, Constant<'_>> = named.collect();
+        let plain = |name: &'g str, tensor: &'g TensorProto| Constant { name, tensor, dtype: tensor.data_type };
+        let named = graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, tensor)));
+        let mut known: HashMap<&str, Constant<'_>> = named.map(|(name, tensor)| (name, plain(name, tensor))).collect();
         for node in &graph.node {
+            let Some(output) = node.output.first() else { continue };
             let source = || node.input.first().and_then(|name| known.get(name.as_str())).copied();
             let found = match operator(node) {
-                "Constant" => value_of(node).map(plain),
+                "Constant" => value_of(node).map(|tensor| plain(output, tensor)),
                 "Identity" => source(),
                 "Cast" => source().map(|source| Constant { dtype: cast_to(node), ..source }),
                 _ => None,
             };
-            if let (Some(constant), Some(output)) = (found, node.output.first())
+            if let Some(constant) = found
                 && let Entry::Vacant(entry) = known.entry(output)
             {
                 entry.insert(constant);
@@ -66,7 +69,12 @@ impl<'g> Constants<'g> {
 
     /// The tensor of which a value is an unconverted copy.
     pub(super) fn plain(&self, name: &str) -> Option<&'g TensorProto> {
-        self.0.get(name).filter(|constant| !constant.is_cast()).map(|constant| constant.tensor)
+        self.named(name).map(|(_, tensor)| tensor)
+    }
+
+    /// The same, with the name of the value that has it.
+    pub(super) fn named(&self, name: &str) -> Option<(&'g str, &'g TensorProto)> {
+        self.0.get(name).filter(|constant| !constant.is_cast()).map(|constant| (constant.name, constant.tensor))
     }
 
     /// The shape of a constant.
@@ -81,15 +89,14 @@ impl<'g> Constants<'g> {
         Some((dtype_of(constant.tensor.data_type).ok()?, tensor_bytes(constant.tensor)))
     }
 
-    /// The name of the initializer of which a value is a copy, converted or not.
+    /// The name of the constant of which a value is a copy, converted or not.
     pub fn source(&self, name: &str) -> Option<&'g str> {
-        self.0.get(name)?.tensor.name.as_deref()
+        self.0.get(name).map(|constant| constant.name)
     }
 
-    /// The name of the initializer of which a value is an unconverted copy.
-    pub fn initializer(&self, name: &str) -> Option<&'g str> {
-        let constant = self.0.get(name)?;
-        constant.tensor.name.as_deref().filter(|_| !constant.is_cast())
+    /// The name of the constant of which a value is an unconverted copy.
+    pub fn plain_source(&self, name: &str) -> Option<&'g str> {
+        self.named(name).map(|(source, _)| source)
     }
 }
 

@@ -13,9 +13,9 @@ impl Weight {
     pub fn fill(&self, stored: &[u8], target: &mut [u8]) {
         let source = &self.source;
         let size = source.dtype.size_bytes();
-        if let Some((last, before)) = source.repacks.split_last() {
+        if !source.repacks.is_empty() {
             if source.dtype == self.dtype {
-                last.fill(&Repack::all(before, stored), target);
+                Repack::fill_all(&source.repacks, stored, target);
             } else {
                 to_f32(source.dtype, &Repack::all(&source.repacks, stored), target);
             }

@@ -25,6 +25,13 @@ pub enum Repack {
         /// Bytes of an element.
         width: usize,
     },
+    /// A matrix of codes of 4 bits with exchanged rows and columns. Each row ends with a whole byte, those of the stored matrix follow each other.
+    TurnedHalves {
+        /// Rows of the stored matrix.
+        rows: usize,
+        /// Columns of the stored matrix.
+        columns: usize,
+    },
     /// Each element several times.
     Repeated {
         /// Bytes of an element.
@@ -73,6 +80,7 @@ impl Repack {
             Self::Widened { bits, .. } => bytes / bits as usize * 4,
             Self::High | Self::Low => bytes / 2,
             Self::Turned { .. } | Self::Flipped { .. } => bytes,
+            Self::TurnedHalves { rows, columns } => columns * rows.div_ceil(2),
             Self::Repeated { times, .. } => bytes * times,
             Self::Unpacked { count } => count,
             Self::Packed { columns } => bytes / columns * columns.div_ceil(2),
@@ -86,11 +94,30 @@ impl Repack {
     pub(crate) fn all<'s>(steps: &[Self], stored: &'s [u8]) -> Cow<'s, [u8]> {
         let mut bytes = Cow::Borrowed(stored);
         for step in steps {
+            if let (Self::Flipped { mask }, Cow::Owned(own)) = (step, &mut bytes) {
+                flip(own, *mask);
+                continue;
+            }
             let mut next = vec![0; step.len(bytes.len())];
             step.fill(&bytes, &mut next);
             bytes = Cow::Owned(next);
         }
         bytes
+    }
+
+    /// Fills `target` with what [`all`](Self::all) gives, without a copy of what the last step gives, and of what steps in place do to it.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub(crate) fn fill_all(steps: &[Self], stored: &[u8], target: &mut [u8]) {
+        match steps {
+            [] => target.copy_from_slice(stored),
+            [before @ .., Self::Flipped { mask }] => {
+                Self::fill_all(before, stored, target);
+                flip(target, *mask);
+            }
+            [before @ .., last] => last.fill(&Self::all(before, stored), target),
+        }
     }
 
     /// Fills `target` with what this step makes of stored bytes.
@@ -122,6 +149,7 @@ impl Repack {
                 }
             }
             Self::Turned { rows, columns, width } => turn(stored, target, [rows, columns], width),
+            Self::TurnedHalves { rows, columns } => turn_halves(stored, target, [rows, columns]),
             Self::Repeated { width, times } => {
                 for (element, copies) in stored.chunks_exact(width).zip(target.chunks_exact_mut(width * times)) {
                     copies.chunks_exact_mut(width).for_each(|copy| copy.copy_from_slice(element));
@@ -143,7 +171,8 @@ impl Repack {
                 }
             }
             Self::Flipped { mask } => {
-                stored.iter().zip(target).for_each(|(stored, target)| *target = stored ^ mask);
+                target.copy_from_slice(stored);
+                flip(target, mask);
             }
         }
     }
@@ -157,9 +186,33 @@ fn widen_pairs(stored: &[u8], target: &mut [u8], above: u8) {
     }
 }
 
-/// Exchanges rows and columns, in blocks that stay in the cache of the processor.
+fn flip(bytes: &mut [u8], mask: u8) {
+    bytes.iter_mut().for_each(|byte| *byte ^= mask);
+}
+
+/// The rows and columns of a block that stays in the cache of the processor.
+const BLOCK: usize = 32;
+
+/// Exchanges rows and columns of codes of 4 bits.
+fn turn_halves(stored: &[u8], target: &mut [u8], [rows, columns]: [usize; 2]) {
+    assert_eq!(stored.len(), (rows * columns).div_ceil(2), "the length of a matrix");
+    let code = |at: usize| stored[at / 2] >> (4 * (at % 2)) & 15;
+    let of_row = rows.div_ceil(2);
+    for first in (0..rows).step_by(BLOCK) {
+        for second in (0..columns).step_by(BLOCK) {
+            for column in second..columns.min(second + BLOCK) {
+                for row in (first..rows.min(first + BLOCK)).step_by(2) {
+                    let at = row * columns + column;
+                    let next = if row + 1 < rows { code(at + columns) } else { 0 };
+                    target[column * of_row + row / 2] = code(at) | next << 4;
+                }
+            }
+        }
+    }
+}
+
+/// Exchanges rows and columns.
 fn turn(stored: &[u8], target: &mut [u8], [rows, columns]: [usize; 2], width: usize) {
-    const BLOCK: usize = 32;
     assert_eq!(
         (stored.len(), target.len()),
         (rows * columns * width, rows * columns * width),
@@ -185,15 +238,28 @@ mod tests {
     fn matrices_of_four_bits_are_turned() {
         // Three rows of five codes, without a gap between rows.
         let stored = [0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0x0e];
-        let turned = [
-            Repack::Unpacked { count: 15 },
-            Repack::Turned { rows: 3, columns: 5, width: 1 },
-            Repack::Packed { columns: 3 },
-            Repack::Flipped { mask: 0x88 },
-        ];
+        let turned = [Repack::TurnedHalves { rows: 3, columns: 5 }, Repack::Flipped { mask: 0x88 }];
         let columns: [[u8; 3]; 5] = [[0, 5, 10], [1, 6, 11], [2, 7, 12], [3, 8, 13], [4, 9, 14]];
         let wanted = columns.iter().flat_map(|[one, two, three]| [(one | two << 4) ^ 0x88, three ^ 0x88]);
-        assert_eq!(Repack::all(&turned, &stored), wanted.collect::<Vec<_>>());
+        let wanted: Vec<u8> = wanted.collect();
+        assert_eq!(Repack::all(&turned, &stored), wanted);
+        let mut filled = vec![0; 10];
+        Repack::fill_all(&turned, &stored, &mut filled);
+        assert_eq!(filled, wanted);
+    }
+
+    #[test]
+    fn halves_are_turned_as_bytes() {
+        let stored: Vec<u8> = (0..(70usize * 33).div_ceil(2)).map(|at| (at * 167 % 256) as u8).collect();
+        let by_bytes = [
+            Repack::Unpacked { count: 70 * 33 },
+            Repack::Turned { rows: 70, columns: 33, width: 1 },
+            Repack::Packed { columns: 70 },
+        ];
+        assert_eq!(
+            Repack::all(&[Repack::TurnedHalves { rows: 70, columns: 33 }], &stored),
+            Repack::all(&by_bytes, &stored)
+        );
     }
 
     #[test]

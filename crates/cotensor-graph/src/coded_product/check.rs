@@ -1,6 +1,7 @@
 //! Refuses products by codes whose attributes do not fit their tensors. An engine that trusts one of them would read beyond the other, or
 //! multiply by other numbers.
 
+use super::COTENSOR;
 use super::node::{Shape, ZERO_POINTS, has_products, is_product};
 use crate::constants::Constants;
 use crate::proto::{defined_twice, given, visit_nodes};
@@ -11,7 +12,7 @@ use std::collections::HashSet;
 /// Checks all products of a graph and its subgraphs.
 ///
 /// # Errors
-/// `Corrupt`; it names the node.
+/// `Corrupt`, or `Unsupported` for codes of 3 bits that are not those of [`COTENSOR`]; it names the node.
 pub(crate) fn check(graph: &GraphProto) -> Result<()> {
     if !has_products(graph) {
         return Ok(());
@@ -34,6 +35,10 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>, twice: &HashSet<String>)
         Ok(shape) => shape,
         Err(attribute) => return wrong(format!("its attribute {attribute} is missing or not possible")),
     };
+    if shape.bits == 3 && node.domain.as_deref() != Some(COTENSOR) {
+        let message = "codes of 3 bits of another program have no known layout";
+        return Err(Error::unsupported(message).in_field(field()));
+    }
     let (Some(codes), Some(scales)) = (node.input.get(1), node.input.get(2)) else {
         return wrong("it needs codes and scales".to_owned());
     };

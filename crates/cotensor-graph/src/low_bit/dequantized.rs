@@ -7,14 +7,15 @@ use crate::repack::Repack;
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// A matrix whose elements are `(code − zero point) · scale`.
 #[derive(Clone)]
 pub(super) struct Dequantized {
-    pub(super) codes: TensorProto,
-    pub(super) scales: TensorProto,
-    /// The zero points, of the type of the codes; without these, they are `zero`.
-    pub(super) zeros: Option<TensorProto>,
+    pub(super) codes: Rc<TensorProto>,
+    pub(super) scales: Rc<TensorProto>,
+    /// The zero points, of the type of the codes; without these, they are `zero`, which is 0 with them.
+    pub(super) zeros: Option<Rc<TensorProto>>,
     pub(super) zero: u8,
     /// The dimensions of the codes.
     pub(super) dims: [usize; 2],
@@ -40,7 +41,7 @@ pub(super) struct Factor {
     pub(super) codes: String,
     pub(super) scale: f32,
     /// The zero point; without one, it is 0.
-    pub(super) zero: Option<TensorProto>,
+    pub(super) zero: Option<Rc<TensorProto>>,
 }
 
 /// The values of the main graph by name.
@@ -57,7 +58,7 @@ impl Values {
         if !graph.node.iter().any(|node| is_dequantize(node) || is_coded_table(node)) {
             return None;
         }
-        let constants = Constants::of(graph);
+        let mut constants = Copies { constants: Constants::of(graph), known: HashMap::new() };
         let twice = defined_twice(graph);
         let mut found = Self { matrices: HashMap::new(), factors: HashMap::new(), tables: HashMap::new() };
         for node in &graph.node {
@@ -66,10 +67,10 @@ impl Values {
                 continue;
             }
             if is_dequantize(node) {
-                found.matrices.extend(Dequantized::of(node, &constants).map(|matrix| (output.clone(), matrix)));
-                found.factors.extend(Factor::of(node, &constants).map(|factor| (output.clone(), factor)));
+                found.matrices.extend(Dequantized::of(node, &mut constants).map(|matrix| (output.clone(), matrix)));
+                found.factors.extend(Factor::of(node, &mut constants).map(|factor| (output.clone(), factor)));
             } else if is_coded_table(node) {
-                found.tables.extend(Dequantized::of_table(node, &constants).map(|table| (output.clone(), table)));
+                found.tables.extend(Dequantized::of_table(node, &mut constants).map(|table| (output.clone(), table)));
             } else if let Some(matrix) = is_transpose(node).then(|| found.matrices.get(&node.input[0])).flatten() {
                 let turned = Dequantized { is_turned: !matrix.is_turned, ..matrix.clone() };
                 found.matrices.insert(output.clone(), turned);
@@ -94,18 +95,41 @@ fn is_transpose(node: &NodeProto) -> bool {
     operator(node) == "Transpose" && node.input.len() == 1 && perm.is_none_or(|perm| perm.ints == [1, 0])
 }
 
-/// A constant of numbers, with the name of the value: initializers are found by it. `None` for one without all of its elements.
-fn constant(constants: &Constants<'_>, name: &str) -> Option<TensorProto> {
-    let tensor = constants.plain(name).filter(|tensor| is_whole(tensor))?;
-    let own = tensor.name.clone().filter(|_| constants.initializer(name).is_some());
-    Some(TensorProto { name: Some(own.unwrap_or_else(|| name.to_owned())), ..tensor.clone() })
+/// Constants of a graph that matrices have, each copied once for all of them.
+struct Copies<'g> {
+    constants: Constants<'g>,
+    /// By the name of the value that has the constant, and whether its bytes are two codes of 4 bits. `None` for what is no such constant.
+    known: HashMap<(&'g str, bool), Option<Rc<TensorProto>>>,
 }
 
-/// The constant that input number `at` of a node is. The inner `None`: the node does not have the input.
-fn given_constant(node: &NodeProto, at: usize, constants: &Constants<'_>) -> Option<Option<TensorProto>> {
-    match given(node, at) {
-        Some(name) => constant(constants, name).map(Some),
-        None => Some(None),
+impl Copies<'_> {
+    /// A constant of numbers, with the name of the value that has it: initializers are found by it. `None` for one without all of its elements.
+    fn plain(&mut self, name: &str) -> Option<Rc<TensorProto>> {
+        self.copy(name, false)
+    }
+
+    /// The constant that input number `at` of a node is. The inner `None`: the node does not have the input.
+    fn given(&mut self, node: &NodeProto, at: usize) -> Option<Option<Rc<TensorProto>>> {
+        given(node, at).map_or(Some(None), |name| self.plain(name).map(Some))
+    }
+
+    /// The codes of a table.
+    fn codes(&mut self, name: &str, bits: i64) -> Option<Rc<TensorProto>> {
+        match (self.constants.plain(name)?.data_type?, bits) {
+            (DataType::INT4 | DataType::UINT4, 4) | (DataType::UINT8, 8) => self.plain(name),
+            (DataType::UINT8, 4) => self.copy(name, true),
+            _ => None,
+        }
+    }
+
+    fn copy(&mut self, name: &str, has_four_bits: bool) -> Option<Rc<TensorProto>> {
+        let (name, tensor) = self.constants.named(name)?;
+        let copy = || {
+            let copy = is_whole(tensor).then(|| TensorProto { name: Some(name.to_owned()), ..tensor.clone() })?;
+            let copy = if has_four_bits { as_four_bits(copy)? } else { copy };
+            Some(Rc::new(copy))
+        };
+        self.known.entry((name, has_four_bits)).or_insert_with(copy).clone()
     }
 }
 
@@ -124,18 +148,11 @@ fn is_whole(tensor: &TensorProto) -> bool {
         || count.is_some_and(|bits| with_bytes(tensor, <[u8]>::len) == bits.div_ceil(8))
 }
 
-/// The codes of a table: bytes with two codes of 4 bits as these. Rows of zero points that do not end with a byte have another form.
-fn as_codes(tensor: TensorProto, bits: i64) -> Option<TensorProto> {
-    match (tensor.data_type?, bits) {
-        (DataType::INT4 | DataType::UINT4, 4) | (DataType::UINT8, 8) => Some(tensor),
-        (DataType::UINT8, 4) => {
-            let mut dims = tensor.dims.clone();
-            let columns = dims.last_mut()?;
-            *columns = columns.checked_mul(2)?;
-            Some(TensorProto { dims, data_type: Some(DataType::UINT4), ..tensor })
-        }
-        _ => None,
-    }
+/// Bytes with two codes of 4 bits as these. Rows of zero points that do not end with a byte have another form.
+fn as_four_bits(mut tensor: TensorProto) -> Option<TensorProto> {
+    let columns = tensor.dims.last_mut()?;
+    *columns = columns.checked_mul(2)?;
+    Some(TensorProto { data_type: Some(DataType::UINT4), ..tensor })
 }
 
 /// The type of codes of 8 bits.
@@ -145,10 +162,10 @@ pub(super) fn type_of_codes(codes: &TensorProto) -> DType {
 
 impl Dequantized {
     /// That of a node whose inputs are constants. `None` for other types and shapes.
-    fn of(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
-        let codes = constant(constants, node.input.first()?)?;
-        let scales = constant(constants, node.input.get(1)?)?;
-        let zeros = given_constant(node, 2, constants)?;
+    fn of(node: &NodeProto, constants: &mut Copies<'_>) -> Option<Self> {
+        let codes = constants.plain(node.input.first()?)?;
+        let scales = constants.plain(node.input.get(1)?)?;
+        let zeros = constants.given(node, 2)?;
         let is_code = matches!(codes.data_type, Some(DataType::INT8 | DataType::UINT8)) || has_four_bits(&codes);
         let is_scale = matches!(scales.data_type, Some(DataType::FLOAT | DataType::FLOAT16));
         let has_zeros_of_it =
@@ -164,23 +181,20 @@ impl Dequantized {
     }
 
     /// The table of a `GatherBlockQuantized` whose entries have blocks. `None` for other types and shapes.
-    fn of_table(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
+    fn of_table(node: &NodeProto, constants: &mut Copies<'_>) -> Option<Self> {
         let number = |name: &str, default: i64| integer(node, name).unwrap_or(default);
         let (bits, size) =
             (number("bits", 4), usize::try_from(number("block_size", 128)).ok().filter(|size| *size > 0)?);
-        let stored = constant(constants, node.input.first()?)?;
-        // Bytes have the middle code by default, types of 4 bits have 0.
-        let zero = match (stored.data_type, bits) {
-            (Some(DataType::UINT8), 4) => 8,
-            (Some(DataType::UINT8), _) => 128,
-            _ => 0,
-        };
-        let codes = as_codes(stored, bits)?;
-        let scales = constant(constants, node.input.get(2)?)?;
-        let zeros = match given_constant(node, 3, constants)? {
-            Some(zeros) => Some(as_codes(zeros, bits)?),
+        let stored = node.input.first()?;
+        let has_bytes = constants.constants.has_type(stored, DataType::UINT8)?;
+        let codes = constants.codes(stored, bits)?;
+        let scales = constants.plain(node.input.get(2)?)?;
+        let zeros = match given(node, 3) {
+            Some(zeros) => Some(constants.codes(zeros, bits)?),
             None => None,
         };
+        // Without zero points, bytes have the middle code, types of 4 bits have 0.
+        let zero = if has_bytes && zeros.is_none() { 1 << (bits - 1) } else { 0 };
         let &[first, second] = codes.dims.as_slice() else { return None };
         let dims = [usize::try_from(first).ok()?, usize::try_from(second).ok()?];
         let blocks = [first, second / size as i64];
@@ -265,10 +279,11 @@ impl Spread {
 
 impl Factor {
     /// That of a node whose codes are not a constant.
-    fn of(node: &NodeProto, constants: &Constants<'_>) -> Option<Self> {
-        let codes = node.input.first().filter(|name| constants.plain(name).is_none())?;
-        let scale = constants.plain(node.input.get(1)?).filter(|scale| scale.data_type == Some(DataType::FLOAT))?;
-        let zero = given_constant(node, 2, constants)?;
+    fn of(node: &NodeProto, constants: &mut Copies<'_>) -> Option<Self> {
+        let known = &constants.constants;
+        let codes = node.input.first().filter(|name| known.plain(name).is_none())?;
+        let scale = known.plain(node.input.get(1)?).filter(|scale| scale.data_type == Some(DataType::FLOAT))?;
+        let zero = constants.given(node, 2)?;
         let is_code = |zero: &TensorProto| matches!(zero.data_type, Some(DataType::INT8 | DataType::UINT8));
         let is_known = zero.as_ref().is_none_or(|zero| is_code(zero) && with_bytes(zero, <[u8]>::len) == 1);
         let scale = f32::from_le_bytes(with_bytes(scale, |bytes| bytes.try_into().ok())?);
@@ -285,15 +300,74 @@ impl Factor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build::int;
+    use rten_onnx::onnx::AttributeProto;
+    use std::cell::RefCell;
 
     #[test]
     fn bytes_of_two_codes_have_twice_as_many_columns() {
         let codes = |columns| {
             let stored =
                 TensorProto { dims: vec![0, columns], data_type: Some(DataType::UINT8), ..TensorProto::default() };
-            as_codes(stored, 4).map(|codes| codes.dims)
+            as_four_bits(stored).map(|codes| codes.dims)
         };
         assert_eq!(codes(3), Some(vec![0, 6]));
         assert_eq!(codes(1 << 62), None);
+    }
+
+    /// A file may have a million nodes that read one constant of 256 MiB.
+    #[test]
+    fn nodes_share_the_copy_of_a_constant() {
+        let tensor = |name: &str, dims: &[i64], dtype, bytes: usize| TensorProto {
+            name: Some(name.to_owned()),
+            dims: dims.to_vec(),
+            data_type: Some(dtype),
+            raw_data: Some(RefCell::new(vec![0; bytes])),
+            ..TensorProto::default()
+        };
+        let node = |domain: &str, kind: &str, inputs: &[&str], output: &str, value: Option<TensorProto>| NodeProto {
+            op_type: Some(kind.to_owned()),
+            domain: Some(domain.to_owned()),
+            input: inputs.iter().map(|&name| name.to_owned()).collect(),
+            output: vec![output.to_owned()],
+            attribute: value
+                .map(|value| AttributeProto {
+                    name: Some("value".to_owned()),
+                    t: Some(value),
+                    ..AttributeProto::default()
+                })
+                .into_iter()
+                .collect(),
+            ..NodeProto::default()
+        };
+        let block = |mut node: NodeProto| {
+            node.attribute.push(int("block_size", 16));
+            node
+        };
+        let graph = GraphProto {
+            node: vec![
+                node("", "Constant", &[], "codes", Some(tensor("value", &[4, 16], DataType::UINT8, 64))),
+                node("", "Identity", &["codes"], "same", None),
+                node("", "DequantizeLinear", &["codes", "scale"], "one", None),
+                node("", "DequantizeLinear", &["same", "scale"], "other", None),
+                node("", "Transpose", &["other"], "turned", None),
+                block(node(MICROSOFT, "GatherBlockQuantized", &["codes", "x", "scales"], "entries", None)),
+                block(node(MICROSOFT, "GatherBlockQuantized", &["same", "x", "scales"], "more", None)),
+            ],
+            initializer: vec![tensor("scale", &[], DataType::FLOAT, 4), tensor("scales", &[4, 2], DataType::FLOAT, 32)],
+            input: vec![],
+            output: vec![],
+            value_info: vec![],
+        };
+        let found = Values::of(&graph).unwrap();
+        for (values, first, others) in
+            [(&found.matrices, "one", &["other", "turned"][..]), (&found.tables, "entries", &["more"])]
+        {
+            let first = &values[first];
+            assert_eq!(first.codes.name.as_deref(), Some("codes"));
+            for other in others.iter().map(|&other| &values[other]) {
+                assert!(Rc::ptr_eq(&first.codes, &other.codes) && Rc::ptr_eq(&first.scales, &other.scales));
+            }
+        }
     }
 }

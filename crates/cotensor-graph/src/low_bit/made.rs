@@ -31,6 +31,11 @@ impl<'w> MadeTensors<'w> {
         Self { weights, made: HashMap::new(), tensors: Vec::new() }
     }
 
+    /// The names of the constants.
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        self.made.values()
+    }
+
     /// Adds the constants to the graph.
     pub(super) fn finish(self, graph: &mut GraphProto) {
         graph.initializer.extend(self.tensors);

@@ -46,9 +46,10 @@ impl Graph {
             has_products |= is_product;
             is_product
         });
-        made.finish(graph);
         let replaced = values.matrices.values().chain(values.tables.values());
-        let constants: HashSet<String> = replaced.flat_map(Dequantized::names).cloned().collect();
+        // Of a matrix whose scales have no form, the codes were made before.
+        let constants: HashSet<String> = replaced.flat_map(Dequantized::names).chain(made.names()).cloned().collect();
+        made.finish(graph);
         drop_nodes(graph, &values, &constants);
         drop_unread(graph, &mut self.weights, constants);
         detach(graph, &self.weights);

@@ -82,12 +82,11 @@ pub(super) fn replace(
 
 fn codes(build: &mut Builder, made: &mut MadeTensors<'_>, matrix: &Dequantized, grouping: &Grouping) -> Option<String> {
     let Orientation { rows, columns, has_rows_first } = grouping.orientation;
-    let turned = Repack::Turned { rows: columns, columns: rows, width: 1 };
-    let mut steps = match (has_rows_first, matrix.bits()) {
-        (true, _) => vec![],
-        (false, 4) => vec![Repack::Unpacked { count: rows * columns }, turned, Repack::Packed { columns }],
-        (false, _) => vec![turned],
+    let turned = match matrix.bits() {
+        4 => Repack::TurnedHalves { rows: columns, columns: rows },
+        _ => Repack::Turned { rows: columns, columns: rows, width: 1 },
     };
+    let mut steps = if has_rows_first { vec![] } else { vec![turned] };
     steps.extend(matrix.unsigned(true));
     let dims = vec![rows as i64, grouping.groups() as i64, (grouping.group * matrix.bits() as usize / 8) as i64];
     made.of(build, &matrix.codes, Form { part: "codes", codes: Some(DType::U8), dims, steps })
@@ -198,9 +197,10 @@ pub(super) fn multiply_integers(
 mod tests {
     use super::*;
     use crate::low_bit::find::Use;
+    use std::rc::Rc;
 
     fn matrix(dims: [usize; 2], spread: Spread) -> Dequantized {
-        let codes = TensorProto { data_type: Some(DataType::INT8), ..TensorProto::default() };
+        let codes = Rc::new(TensorProto { data_type: Some(DataType::INT8), ..TensorProto::default() });
         Dequantized { codes: codes.clone(), scales: codes, zeros: None, zero: 0, dims, spread, is_turned: false }
     }
 

@@ -340,6 +340,13 @@ fn products_whose_tensors_do_not_fit_are_refused_before_an_engine_reads_them() {
             assert_eq!((error.kind(), error.file()), (ErrorKind::Corrupt, Some(path.as_path())), "{error}");
             assert!(error.field().is_some_and(|field| field.starts_with("MatMulNBits")), "{error}");
         }
+        // Of other programs, the layout of codes of 3 bits is not known.
+        let path = folder.path().join(format!("{}-foreign.onnx", width.bits()));
+        let plain = options(width, 32, Scheme::Search, Activations::Float32);
+        quantize_graph(&full, &path, &plain, &mut |_, _, _| {}).unwrap();
+        edit(&path, |model| product_of(model).domain = Some("com.microsoft".to_owned()));
+        let refused = open_graph(&path).err().map(|error| error.kind());
+        assert_eq!(refused, (width == Width::Three).then_some(ErrorKind::Unsupported));
         // Engines differ in which of two definitions they take.
         for (number, twice) in ["w.codes", "w.scales"].into_iter().enumerate() {
             let path = folder.path().join(format!("{}-twice{number}.onnx", width.bits()));

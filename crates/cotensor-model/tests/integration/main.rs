@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adapters;
+mod coded_tables;
 mod configuration;
 mod dequantized;
 mod embedders;

@@ -45,7 +45,7 @@ fn saturating(graph: &Graph, weights: &[&[u8]]) -> Option<String> {
             _ => return,
         };
         let name = node.input.get(1).map_or("", String::as_str);
-        let is_safe = match constants.initializer(name).and_then(|name| types.get(name)) {
+        let is_safe = match constants.plain_source(name).and_then(|name| types.get(name)) {
             Some(&(dtype, bytes)) => fits(dtype, bytes),
             None => constants.elements(name).is_some_and(|(dtype, bytes)| fits(dtype, &bytes)),
         };
