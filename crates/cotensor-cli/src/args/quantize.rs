@@ -57,7 +57,7 @@ pub(crate) struct QuantizeArgs {
     /// The most bits for a weight, with scales, of mixed widths [default: those of --bits].
     #[arg(long, value_name = "N", requires = "calibrate")]
     pub(crate) target_bits: Option<f64>,
-    /// In place of --bits: the smallest number of bits with which the outputs of the model have at most this relative error on
+    /// In place of --bits: the smallest number of bits with which the outputs of each graph have at most this relative error on
     /// held-out samples, such as 0.05.
     #[arg(long, value_name = "E", requires = "calibrate", conflicts_with_all = ["bits", "mixed", "target_bits"])]
     pub(crate) max_error: Option<f64>,

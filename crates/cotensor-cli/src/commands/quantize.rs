@@ -119,7 +119,12 @@ fn of_mixed(mixed: &MixedReport) -> String {
     };
     let written = if mixed.is_mixed { "mixed widths" } else { "one width" };
     let own = shown(own);
-    format!("{measure}, {:.2} bits with mixed widths: {own}; {uniform}. Written: {written}\n", mixed.bits)
+    let by_layers = if mixed.runs == 0 {
+        "no run of a graph was small enough to be kept: the errors of layers alone chose the widths\n"
+    } else {
+        ""
+    };
+    format!("{measure}, {:.2} bits with mixed widths: {own}; {uniform}. Written: {written}\n{by_layers}", mixed.bits)
 }
 
 /// The columns that are aligned to the right.

@@ -235,6 +235,9 @@ fn mixed_widths_are_measured_against_one_width() {
     workspace.expect_error(&["quantize", "gpt2", "-o", "new", "--mixed"], &["--calibrate"]);
     let samples = ["quantize", "gpt2", "--calibrate", "texts.txt", "--group", "16", "--json"];
     workspace.expect_error(&[&samples[..], &["-o", "new", "--target-bits", "1"]].concat(), &["target-bits", "2 to 16"]);
+    workspace
+        .expect_error(&[&samples[..], &["-o", "new", "--target-bits", "2.05"]].concat(), &["target-bits", "or more"]);
+    assert!(!workspace.path("new").exists());
     for target in ["5", "4.5", "3"] {
         let out = format!("out{target}");
         let report = workspace.json(&[&samples[..], &["-o", &out, "--target-bits", target]].concat());
@@ -256,6 +259,7 @@ fn mixed_widths_are_measured_against_one_width() {
         let is_own = mixed["is_mixed"] == true;
         assert_eq!(graph["output_error"], mixed[if is_own { "output_error" } else { "uniform_output_error" }]);
         assert!(divergence > 0.0 && (0.0..=1.0).contains(&top1), "{graph}");
+        assert_eq!(mixed["runs"], 8);
         assert!(!workspace.path(&out).join(".uniform").exists());
         workspace.json(&["run", &out, "text-generation", "--text", "harbour city", "--json"]);
     }
@@ -313,6 +317,22 @@ fn the_smallest_width_below_an_error_is_written() {
     refused(&["--max-error", "0.1", "--mixed"], &["--max-error", "--mixed"]);
     refused(&["--max-error", "0.1", "--bits", "4"], &["--max-error", "--bits"]);
     assert!(!workspace.path("new").exists());
+}
+
+/// With 4 bits, the encoder of this model has an error of 0.35, and its decoders have 0.1.
+#[test]
+fn each_graph_has_at_most_the_error() {
+    let workspace = Workspace::with("t5");
+    let words = ["harbour", "city", "wakes", "before", "ship", "morning", "light", "gulls"];
+    let line = |index: usize| format!("{} {} {index}\n", words[index % 8], words[(index * 3 + index / 8) % 8]);
+    fs::write(workspace.path("texts.txt"), (0..20).map(line).collect::<String>()).unwrap();
+    let arguments = ["quantize", "t5", "--calibrate", "texts.txt", "--group", "16", "--json"];
+    for error in ["0.3", "0.1"] {
+        let report = workspace.json(&[&arguments[..], &["--max-error", error, "-o", error]].concat());
+        let graphs = report["graphs"].as_array().unwrap();
+        let errors: Vec<f64> = graphs.iter().filter_map(|graph| graph["output_error"].as_f64()).collect();
+        assert!(errors.len() > 1 && errors.iter().all(|found| *found <= error.parse().unwrap()), "{error}: {errors:?}");
+    }
 }
 
 #[test]

@@ -27,6 +27,15 @@ pub struct Matrix {
     pub dtype: DType,
 }
 
+impl Matrix {
+    /// Whether each of its weights, by its number, has the shape `[columns, rows]`. `weights` are those of the graph.
+    pub fn orientations<'m>(&'m self, weights: &'m [Weight]) -> impl Iterator<Item = (usize, bool)> + 'm {
+        let stored = |number: usize| stored_transposed(&weights[number]);
+        let first = stored(self.weights[0]);
+        self.weights.iter().map(move |&number| (number, self.is_transposed != (stored(number) != first)))
+    }
+}
+
 /// How a node reads a weight.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Use {

@@ -1,17 +1,18 @@
 //! What a model does on samples: the second moments of what its matrices multiply, and the inputs of some runs of its graphs.
 
 use super::options::QuantizeOptions;
-use super::watch::run_samples;
+use super::watch::{is_decoded, run_samples};
 use crate::engine::{LoadedGraph, Output, OutputAllocator, RtenEngine};
 use crate::graph::{Port, open_graph};
 use crate::pipeline::Samples;
+use crate::preprocess::family::LOGITS;
 use crate::tensor::{Array, TensorRef};
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Error, Result, size};
 use cotensor_quant::{InputFactor, InputMoments};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 /// The most rows of an input that count: more change little.
 const ROWS_MAX: usize = 1 << 14;
@@ -28,6 +29,8 @@ pub(super) struct Calibration {
     by_graph: HashMap<PathBuf, OfGraph>,
     /// Whether the task of the samples writes tokens.
     pub(super) is_decoded: bool,
+    /// Whether next tokens decide: those of the only graph, which has all matrices. The divergence of one graph says nothing of others.
+    pub(super) by_tokens: bool,
 }
 
 /// What was recorded of a graph.
@@ -48,22 +51,43 @@ pub(super) struct Run {
 /// What a matrix is multiplied by.
 pub(super) struct Inputs {
     pub(super) moments: InputMoments,
-    factor: OnceLock<Result<Option<InputFactor>>>,
+    /// Its number among all inputs.
+    number: usize,
+    last: Arc<LastFactor>,
 }
 
+/// The factor that was asked for last, with the number of its inputs: matrices with the same inputs follow each other, and a factor has twice
+/// the bytes of its moments.
+type LastFactor = Mutex<Option<(usize, Arc<InputFactor>)>>;
+
 impl Inputs {
+    pub(super) fn new(moments: InputMoments, number: usize, last: &Arc<LastFactor>) -> Self {
+        Self { moments, number, last: Arc::clone(last) }
+    }
+
     /// The factor of the moments; `None` for inputs of zeros only, which say nothing.
     ///
     /// # Errors
     /// `Invalid` for moments that are not finite.
-    pub(super) fn factor(&self) -> Result<Option<&InputFactor>> {
-        let factor = || if self.moments.is_zero() { Ok(None) } else { self.moments.factor().map(Some) };
-        self.factor.get_or_init(factor).as_ref().map(Option::as_ref).map_err(Clone::clone)
+    pub(super) fn factor(&self) -> Result<Option<Arc<InputFactor>>> {
+        if self.moments.is_zero() {
+            return Ok(None);
+        }
+        let mut last = lock(&self.last);
+        if let Some((_, factor)) = last.as_ref().filter(|(number, _)| *number == self.number) {
+            return Ok(Some(Arc::clone(factor)));
+        }
+        // Before the next one has memory.
+        *last = None;
+        let factor = Arc::new(self.moments.factor()?);
+        *last = Some((self.number, Arc::clone(&factor)));
+        Ok(Some(factor))
     }
 }
 
 impl Calibration {
     /// Runs the model in `folder` with `float32` weights on the samples at `indices`. What is recorded is rotated as the options say.
+    /// `has_one_graph`: the model has no matrices in others.
     ///
     /// # Errors
     /// As [`run_samples`]; `Unsupported` for a model whose moments need too much memory.
@@ -72,31 +96,42 @@ impl Calibration {
         samples: &Samples,
         indices: &[usize],
         options: &QuantizeOptions,
+        has_one_graph: bool,
         done: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
-        let recorder: Arc<Mutex<Recorder>> = Arc::default();
+        let is_decoded = is_decoded(folder, samples)?;
+        let by_tokens = is_decoded && has_one_graph;
+        let recorder = Arc::new(Mutex::new(Recorder { by_tokens, ..Recorder::default() }));
         let own = Arc::clone(&recorder);
         let open = Box::new(move |engine: &RtenEngine, path: &Path| open(engine, path, &own));
-        let is_decoded = run_samples(folder, samples, indices, open, done)?.is_decoded;
+        run_samples(folder, samples, indices, open, done)?;
         let recorder = std::mem::take(&mut *lock(&recorder));
-        let inputs = |(name, moments): (String, InputMoments)| {
+        let (last, mut number) = (Arc::default(), 0);
+        let mut inputs = |(name, moments): (String, InputMoments)| {
+            number += 1;
             let moments = match options.rotation(moments.columns()) {
                 Some(block) => moments.rotated(block)?,
                 None => moments,
             };
-            Ok((name, Inputs { moments, factor: OnceLock::new() }))
+            Ok((name, Inputs::new(moments, number, &last)))
         };
         let of_graph = |(path, graph): (PathBuf, Record)| {
             let seen = graph.moments.into_iter().filter(|(_, moments)| moments.rows() > 0);
             let runs = graph.runs.into_iter().map(|kept| kept.run).collect();
-            Ok((path, OfGraph { inputs: seen.map(inputs).collect::<Result<_>>()?, runs }))
+            Ok((path, OfGraph { inputs: seen.map(&mut inputs).collect::<Result<_>>()?, runs }))
         };
-        Ok(Self { by_graph: recorder.by_graph.into_iter().map(of_graph).collect::<Result<_>>()?, is_decoded })
+        let by_graph = recorder.by_graph.into_iter().map(of_graph).collect::<Result<_>>()?;
+        Ok(Self { by_graph, is_decoded, by_tokens })
     }
 
     /// What was recorded of a graph.
     pub(super) fn of_graph(&self, path: &Path) -> Option<&OfGraph> {
         self.by_graph.get(path)
+    }
+
+    /// The runs that were kept, of all graphs.
+    pub(super) fn runs(&self) -> usize {
+        self.by_graph.values().map(|graph| graph.runs.len()).sum()
     }
 }
 
@@ -104,6 +139,8 @@ impl Calibration {
 struct Recorder {
     by_graph: HashMap<PathBuf, Record>,
     bytes: u64,
+    /// Of a run, only the logits count.
+    by_tokens: bool,
 }
 
 #[derive(Default)]
@@ -121,19 +158,19 @@ struct KeptRun {
 }
 
 impl Record {
-    /// Keeps the runs with the most rows: those of a decoder after its prompt have one, and say little. `make` copies a run that is kept.
+    /// Keeps the runs with the most rows: those of a decoder after its prompt have one, and say little. A run takes the place of those with
+    /// the fewest, if these have fewer rows together. `make` copies a run that is kept.
     fn keep(&mut self, rows: usize, bytes: usize, make: impl FnOnce() -> Result<Run>) -> Result<()> {
-        let least = self.runs.iter().enumerate().min_by_key(|(_, kept)| kept.rows).map(|(at, kept)| (at, kept.rows));
-        let replaced = least.filter(|_| self.runs.len() == RUNS_MAX);
-        if replaced.is_some_and(|(_, kept)| kept >= rows) {
-            return Ok(());
+        self.runs.sort_by_key(|kept| kept.rows);
+        let used: usize = self.runs.iter().map(|kept| kept.bytes).sum();
+        let (mut count, mut freed, mut lost) = (0, 0, 0);
+        while self.runs.len() - count >= RUNS_MAX || used - freed + bytes > RUNS_BYTES_MAX {
+            let Some(least) = self.runs.get(count) else { return Ok(()) };
+            (count, freed, lost) = (count + 1, freed + least.bytes, lost + least.rows);
         }
-        let freed = replaced.map_or(0, |(at, _)| self.runs[at].bytes);
-        if self.runs.iter().map(|kept| kept.bytes).sum::<usize>() - freed + bytes <= RUNS_BYTES_MAX {
+        if count == 0 || lost < rows {
             let run = make()?;
-            if let Some((at, _)) = replaced {
-                self.runs.swap_remove(at);
-            }
+            self.runs.drain(..count);
             self.runs.push(KeptRun { run, rows, bytes });
         }
         Ok(())
@@ -164,11 +201,12 @@ fn open(engine: &RtenEngine, path: &Path, recorder: &Arc<Mutex<Recorder>>) -> Re
         ..Record::default()
     };
     all.by_graph.entry(path.to_path_buf()).or_insert_with(record);
+    let by_tokens = all.by_tokens;
     drop(all);
     let outputs = graph.outputs().to_vec();
     let inner = engine.load_private(graph.with_outputs(&recorded))?;
     let (recorder, path) = (Arc::clone(recorder), path.to_path_buf());
-    Ok(Arc::new(RecordingGraph { inner, recorder, path, recorded, outputs }))
+    Ok(Arc::new(RecordingGraph { inner, recorder, path, recorded, outputs, by_tokens }))
 }
 
 struct RecordingGraph {
@@ -179,6 +217,8 @@ struct RecordingGraph {
     recorded: Vec<String>,
     /// Without the recorded values.
     outputs: Vec<Port>,
+    /// See [`Recorder`].
+    by_tokens: bool,
 }
 
 impl RecordingGraph {
@@ -232,15 +272,19 @@ impl LoadedGraph for RecordingGraph {
         for (name, tensor) in inputs.iter().filter(|(name, _)| is_recorded(name)) {
             rows = rows.max(self.record(name, &tensor.to_f32()?));
         }
-        let mut output_bytes = 0;
+        let (mut counted, mut output_bytes) = (Vec::new(), 0);
         for (name, output) in outputs.iter().zip(&made) {
+            let counts = !self.by_tokens || *name == LOGITS;
+            counted.extend(counts.then_some(*name));
             let Output::Array(array) = output else { continue };
-            output_bytes += array.bytes().len();
+            output_bytes += if counts { array.bytes().len() } else { 0 };
             if is_recorded(name) {
                 rows = rows.max(self.record(name, &TensorRef::from(array).to_f32()?));
             }
         }
-        self.keep(inputs, outputs, rows, output_bytes)?;
+        if !counted.is_empty() {
+            self.keep(inputs, &counted, rows, output_bytes)?;
+        }
         Ok(made)
     }
 
@@ -262,6 +306,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_factor_is_kept() {
+        let last = Arc::default();
+        let inputs = |number| {
+            let mut moments = InputMoments::new(2);
+            moments.add(&[1.0, 2.0, 3.0, 5.0]);
+            Inputs::new(moments, number, &last)
+        };
+        let (one, other) = (inputs(1), inputs(2));
+        let first = Arc::downgrade(&one.factor().unwrap().unwrap());
+        assert!(first.upgrade().is_some_and(|first| Arc::ptr_eq(&first, &one.factor().unwrap().unwrap())));
+        other.factor().unwrap();
+        assert!(first.upgrade().is_none());
+    }
+
+    #[test]
     fn the_runs_with_the_most_rows_are_kept() {
         let run = || Ok(Run { inputs: Vec::new(), outputs: Vec::new() });
         let mut record = Record::default();
@@ -274,11 +333,19 @@ mod tests {
             record.keep(rows, 1, run).unwrap();
         }
         assert_eq!(kept(&record), [1, 1, 1, 1, 1, 30, 40, 50]);
+        record.keep(60, RUNS_BYTES_MAX + 1, run).unwrap();
         record.keep(60, RUNS_BYTES_MAX, run).unwrap();
-        assert_eq!(kept(&record), [1, 1, 1, 1, 1, 30, 40, 50], "more bytes than there is room for");
+        assert_eq!(kept(&record), [1, 1, 1, 1, 1, 30, 40, 50], "more rows would go");
         for rows in 2..10 {
             record.keep(rows, 1, run).unwrap();
         }
         assert_eq!(kept(&record), [5, 6, 7, 8, 9, 30, 40, 50]);
+        // Large caches beside one row take no room from a prompt.
+        let mut record = Record::default();
+        for rows in [1, 1, 1, 1, 7] {
+            record.keep(rows, RUNS_BYTES_MAX / 5, run).unwrap();
+        }
+        record.keep(9, RUNS_BYTES_MAX / 5 * 4, run).unwrap();
+        assert_eq!(kept(&record), [7, 9]);
     }
 }

@@ -24,8 +24,8 @@ const REASONS_MAX: usize = 5;
 /// product. On the fifth, outputs of all graphs are compared with those of full precision.
 ///
 /// # Errors
-/// `Invalid` for a target that exists or lies in the folder, for options that are not possible, for a folder without a graph, and for
-/// fewer than 16 different samples; `Unsupported` for a model without a matrix that can be quantized, and for one whose outputs have a larger error with every width; as
+/// `Invalid` for a target that exists or lies in the folder, for options that are not possible (fewer bits than the smallest forms of the model have among them), for a
+/// folder without a graph, and for fewer than 16 different samples; `Unsupported` for a model without a matrix that can be quantized, and for one whose outputs have a larger error with every width; as
 /// [`quantize_graph`](super::quantize_graph); the errors of running the model; `Conflict` for a folder that changes meanwhile; `Io`.
 pub fn quantize_folder(
     folder: &Path,

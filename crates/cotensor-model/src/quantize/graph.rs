@@ -9,8 +9,8 @@ use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
 use crate::quantized::likeness;
 use crate::quantized::{GraphReport, MatrixReport};
 use crate::weights::read_weight;
-use cotensor_core::Result;
 use cotensor_core::elements::to_f32;
+use cotensor_core::{Error, Result};
 use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Width, quantize, quantize_for, relative_error, rotate};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,10 @@ struct Chosen<'c> {
 pub(super) struct Candidate {
     pub(super) name: String,
     pub(super) elements: usize,
+    /// The errors are those of the results of its products, or of its weights.
     pub(super) choices: Vec<Choice>,
+    /// The loss of the outputs of the graph, for each squared error; `None` if it was not measured.
+    pub(super) share: Option<f64>,
 }
 
 /// Writes the graph of the file `path` with codes in the place of its matrices to the new file `target`, and all weights to a new file
@@ -95,21 +98,22 @@ pub(super) fn write_graph(
     })
 }
 
-/// What each form would give for each matrix of a graph. The error of a matrix counts as much as it changes the outputs of the graph, if
-/// the calibration has runs of it; `by_tokens`: its logits of next tokens, instead of all. `progress` has the number of finished matrices, and of all.
+/// What each of the forms would give for each matrix of a graph, and, if the calibration has runs of the graph, how much of its error
+/// reaches the outputs. `progress` has the number of finished matrices, and of all.
 ///
 /// # Errors
 /// As [`quantize_graph`]; the errors of running the graph.
 pub(super) fn candidates(
     path: &Path,
     plan: &Plan<'_>,
-    by_tokens: bool,
+    forms: &[Form],
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<Candidate>> {
     let graph = open_graph(path)?;
     let runs =
         plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| of_graph.runs.as_slice());
     let runs = runs.filter(|runs| !runs.is_empty());
+    let by_tokens = plan.calibration.is_some_and(|calibration| calibration.by_tokens);
     let sensitivity = runs.map(|runs| Sensitivity::open(path, runs, by_tokens)).transpose()?;
     let mut found = Vec::new();
     let matrices = graph.matrices();
@@ -117,8 +121,8 @@ pub(super) fn candidates(
         let Ok(mut one) = choose(&graph, path, plan, matrix)? else { continue };
         let elements = matrix.rows * matrix.columns;
         let (mut choices, mut share): (Vec<Choice>, _) = (Vec::new(), None);
-        for form in Form::all(plan.options.group) {
-            let spec = plan.options.spec(matrix, form)?;
+        for form in forms {
+            let spec = plan.options.spec(matrix, *form)?;
             if let Some(same) = choices.last().copied().filter(|_| spec == one.spec) {
                 // The columns have no larger groups.
                 choices.push(same);
@@ -128,16 +132,13 @@ pub(super) fn candidates(
             let (tensor, report) = encode(&one).map_err(|error| error.in_file(path))?;
             let error = report.output_error.unwrap_or(report.relative_error).powi(2);
             if let (Some(sensitivity), None, Width::Three) = (&sensitivity, share, form.width) {
-                let loss = sensitivity.of(one.weight, matrix, &tensor, one.low.rotation)?;
-                share = loss.filter(|loss| loss.is_finite() && error > 0.0).map(|loss| loss / error);
+                let loss = sensitivity.of(graph.weights(), matrix, &tensor, one.low.rotation)?;
+                share = loss.filter(|_| error > 0.0).map(|loss| loss / error);
             }
             choices.push(Choice { bits: elements as f64 * report.bits_per_weight, error });
         }
-        for choice in &mut choices {
-            choice.error *= share.unwrap_or(1.0);
-        }
         progress(&one.weight.name, number + 1, matrices.len());
-        found.push(Candidate { name: one.weight.name.clone(), elements, choices });
+        found.push(Candidate { name: one.weight.name.clone(), elements, choices, share });
     }
     Ok(found)
 }
@@ -185,13 +186,14 @@ pub(super) fn rows_of(weights: &[Weight], matrix: &Matrix) -> Result<Vec<f32>> {
 /// Quantizes a matrix.
 fn encode(chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
     let (weight, &Matrix { rows, columns, .. }, values) = (chosen.weight, chosen.matrix, &chosen.values);
-    let tensor = match chosen.inputs.map(Inputs::factor).transpose()?.flatten() {
-        Some(factor) => quantize_for(values, rows, columns, &chosen.spec, factor),
+    let named = |error: Error| error.prefixed(&weight.name);
+    let tensor = match chosen.inputs.map(Inputs::factor).transpose().map_err(named)?.flatten() {
+        Some(factor) => quantize_for(values, rows, columns, &chosen.spec, &factor),
         None => quantize(values, rows, columns, &chosen.spec),
     };
-    let tensor = tensor.map_err(|error| error.prefixed(&weight.name))?;
+    let tensor = tensor.map_err(named)?;
     let moments = chosen.inputs.map(|inputs| &inputs.moments);
-    let output_error = moments.map(|moments| moments.relative_error(values, &tensor)).transpose()?;
+    let output_error = moments.map(|moments| moments.relative_error(values, &tensor)).transpose().map_err(named)?;
     let report = MatrixReport {
         name: weight.name.clone(),
         parameter: None,
@@ -202,9 +204,43 @@ fn encode(chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
         scheme: chosen.spec.scheme().name().to_owned(),
         rotation: chosen.low.rotation,
         bits_per_weight: chosen.spec.bits_per_weight(),
-        relative_error: relative_error(values, &tensor)?,
+        relative_error: relative_error(values, &tensor).map_err(named)?,
         output_error,
         inputs: moments.map_or(0, InputMoments::rows),
     };
     Ok((tensor, report))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::WeightSource;
+    use cotensor_core::DType;
+    use cotensor_quant::Scheme;
+    use std::sync::Arc;
+
+    /// The inputs of a product may be larger than their squares have numbers for.
+    #[test]
+    fn errors_of_inputs_name_the_matrix() {
+        let mut moments = InputMoments::new(32);
+        moments.add(&[1e30; 32]);
+        let source = WeightSource {
+            file: PathBuf::new(),
+            offset: 0,
+            length: 0,
+            dtype: DType::F32,
+            permutation: None,
+            repacks: Vec::new(),
+        };
+        let weight = Weight { name: "layer.weight".to_owned(), dtype: DType::F32, shape: vec![1, 32], source };
+        let matrix =
+            Matrix { weights: vec![0], rows: 1, columns: 32, is_transposed: false, is_table: false, dtype: DType::F32 };
+        let spec = QuantSpec::new(Width::Four, 32, Scheme::Search).unwrap();
+        let low = LowBits { bits: 4, group: 32, scales: DType::F16, offsets: None, rotation: None, accuracy_level: 0 };
+        let inputs = Inputs::new(moments, 0, &Arc::default());
+        let chosen =
+            Chosen { weight: &weight, matrix: &matrix, values: vec![0.5; 32], inputs: Some(&inputs), spec, low };
+        let error = encode(&chosen).unwrap_err();
+        assert!(error.message().starts_with("layer.weight: ") && error.field() == Some("inputs"), "{error}");
+    }
 }

@@ -5,7 +5,7 @@ use super::files::{io, make_parent};
 use super::graph::{Plan, candidates, write_graph};
 use super::measure::compare;
 use super::options::QuantizeOptions;
-use super::plan::{self, Form};
+use super::plan::{self, Choice, Form};
 use super::watch::Progress;
 use crate::engine::RtenEngine;
 use crate::pipeline::Samples;
@@ -43,7 +43,14 @@ impl Job<'_> {
         (report.samples, report.held_out) = (samples.known.len(), samples.held_out.len());
         report.engine = Some(RtenEngine::describe());
         let mut step = |done, all| progress("running samples", done, all);
-        let calibration = Calibration::of_samples(self.folder, samples.all, &samples.known, self.options, &mut step)?;
+        let calibration = Calibration::of_samples(
+            self.folder,
+            samples.all,
+            &samples.known,
+            self.options,
+            self.graphs.len() == 1,
+            &mut step,
+        )?;
         let uniform = Plan::uniform(self.options, Some(&calibration));
         if let Some(max_error) = self.options.max_error {
             report.graphs = self.smallest(samples, &calibration, max_error, target, progress)?;
@@ -66,6 +73,7 @@ impl Job<'_> {
             divergence: own.divergence,
             uniform_divergence: None,
             is_mixed: true,
+            runs: calibration.runs(),
         };
         if let Some(Form { width, group }) = widest {
             let options = QuantizeOptions { width, group, ..self.options.clone() };
@@ -85,7 +93,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Writes the graphs with the smallest width for which outputs have at most an error.
+    /// Writes the graphs with the smallest width for which the outputs of each have at most an error.
     fn smallest(
         &self,
         samples: &Divided<'_>,
@@ -99,7 +107,7 @@ impl Job<'_> {
             let options = QuantizeOptions { width, ..self.options.clone() };
             let tried = target.join(UNIFORM);
             let mut graphs = self.write(&tried, &Plan::uniform(&options, Some(calibration)), progress)?;
-            let error = self.measure(samples, calibration, &tried, &mut graphs, progress)?.output_error;
+            let error = self.measure(samples, calibration, &tried, &mut graphs, progress)?.largest_error;
             let is_small = error.is_some_and(|error| error <= max_error);
             if is_small {
                 self.move_graphs(&tried, target)?;
@@ -116,28 +124,35 @@ impl Job<'_> {
     }
 
     /// Forms of their own for all matrices, and the largest single form with at most as many bits.
+    ///
+    /// # Errors
+    /// `Invalid` for fewer bits than the smallest forms have; as [`candidates`].
     fn plan<'p>(
         &self,
         uniform: &Plan<'p>,
         target_bits: f64,
         progress: &mut Progress<'_>,
     ) -> Result<(Plan<'p>, Option<Form>)> {
-        let (mut names, mut choices, mut elements) = (Vec::new(), Vec::new(), 0);
-        let by_tokens = uniform.calibration.is_some_and(|calibration| self.is_decoder(calibration));
+        let (mut names, mut choices, mut measured, mut elements) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let all = Form::all(uniform.options.group, uniform.options.scheme)?;
         for graph in self.graphs {
             let path = self.folder.join(graph);
-            let found = candidates(&path, uniform, by_tokens, &mut |name, done, all| {
+            let found = candidates(&path, uniform, &all, &mut |name, done, all| {
                 progress(&format!("{}: widths of {name}", graph.display()), done, all);
             })?;
             for one in found {
                 names.push((path.clone(), one.name));
                 choices.push(one.choices);
+                measured.push(one.share);
                 elements += one.elements;
             }
         }
+        for (choices, share) in choices.iter_mut().zip(plan::shares(&measured)) {
+            choices.iter_mut().for_each(|choice| choice.error *= share);
+        }
         let bits_max = target_bits * elements as f64;
+        check_target(&choices, target_bits, elements as f64)?;
         let chosen = plan::choose(&choices, bits_max);
-        let all = Form::all(uniform.options.group);
         let forms = names.into_iter().zip(chosen.into_iter().map(|at| all[at])).collect();
         let fits = |at: &usize| choices.iter().map(|choices| choices[*at].bits).sum::<f64>() <= bits_max;
         let widest = (0..all.len()).rev().find(fits).map(|at| all[at]);
@@ -176,13 +191,8 @@ impl Job<'_> {
             errors.extend(measured.output_error);
             divergences.extend(measured.divergence);
         }
-        let divergence = mean(&divergences).filter(|_| self.is_decoder(calibration));
-        Ok(Errors { output_error: mean(&errors), divergence })
-    }
-
-    /// Whether next tokens decide: those of the only graph, which has all matrices. The divergence of one graph says nothing of others.
-    fn is_decoder(&self, calibration: &Calibration) -> bool {
-        calibration.is_decoded && self.graphs.len() == 1
+        let divergence = mean(&divergences).filter(|_| calibration.by_tokens);
+        Ok(Errors { output_error: mean(&errors), largest_error: largest(&errors), divergence })
     }
 
     /// Puts the graphs of `from` in the place of those of `to`.
@@ -197,11 +207,26 @@ impl Job<'_> {
     }
 }
 
+/// # Errors
+/// `Invalid` if the smallest choices of matrices with so many elements have more bits for each.
+fn check_target(matrices: &[Vec<Choice>], target_bits: f64, elements: f64) -> Result<()> {
+    let least: f64 = matrices.iter().filter_map(|choices| choices.first()).map(|choice| choice.bits).sum();
+    if least <= target_bits * elements {
+        return Ok(());
+    }
+    // Rounded up, so that it is possible.
+    let least = (least / elements * 1000.0).ceil() / 1000.0;
+    let message = format!("{target_bits} bits for a weight, with scales; this model has {least} or more");
+    Err(Error::invalid(message).in_field("target-bits"))
+}
+
 /// The means of all graphs that ran.
 #[derive(Clone, Copy)]
 struct Errors {
     output_error: Option<f64>,
-    /// Of a [decoder](Job::is_decoder).
+    /// The largest of one graph; NaN if one is.
+    largest_error: Option<f64>,
+    /// Of a model whose [next tokens](Calibration::by_tokens) decide.
     divergence: Option<f64>,
 }
 
@@ -214,6 +239,10 @@ impl Errors {
 
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+fn largest(values: &[f64]) -> Option<f64> {
+    values.iter().copied().reduce(|most, value| if most.is_nan() || value <= most { most } else { value })
 }
 
 /// Whether mixed widths have the smaller error of outputs. Without outputs to compare, the errors of the layers decide, which chose the
@@ -251,6 +280,25 @@ impl<'s> Divided<'s> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor_core::ErrorKind;
+
+    #[test]
+    fn a_graph_whose_outputs_are_not_numbers_has_the_largest_error() {
+        assert_eq!(largest(&[]), None);
+        assert_eq!(largest(&[0.01, 0.15, 0.1]), Some(0.15));
+        for values in [[f64::NAN, 0.1], [0.1, f64::NAN]] {
+            assert!(largest(&values).is_some_and(f64::is_nan));
+        }
+    }
+
+    #[test]
+    fn fewer_bits_than_the_smallest_forms_have_are_refused() {
+        let matrices = [vec![Choice { bits: 212.5, error: 0.1 }, Choice { bits: 300.0, error: 0.0 }]];
+        assert!(check_target(&matrices, 2.125, 100.0).is_ok() && check_target(&[], 2.0, 0.0).is_ok());
+        let error = check_target(&matrices, 2.05, 100.0).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("target-bits")));
+        assert!(error.to_string().contains("2.125 or more"), "{error}");
+    }
 
     #[test]
     fn one_width_is_written_if_its_error_is_not_larger() {

@@ -62,7 +62,7 @@ pub struct QuantizeOptions {
     pub keep: Vec<String>,
     /// Each matrix has a width and groups of its own, so that all have at most this number of bits for a weight, with scales. Needs samples.
     pub mixed_bits: Option<f64>,
-    /// In place of `width`, the smallest one for which the outputs have at most this relative error on held-out samples. Needs samples.
+    /// In place of `width`, the smallest one for which the outputs of each graph have at most this relative error on held-out samples. Needs samples.
     pub max_error: Option<f64>,
 }
 

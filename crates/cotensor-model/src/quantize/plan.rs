@@ -1,6 +1,7 @@
 //! A width and groups for each matrix.
 
-use cotensor_quant::{GROUPS, Width};
+use cotensor_core::Result;
+use cotensor_quant::{GROUPS, QuantSpec, Scheme, Width};
 
 /// The most elements of a group that plans choose: onnxruntime multiplies codes of 2 bits in groups of 128 and fewer.
 const GROUP_MAX: usize = 128;
@@ -15,11 +16,22 @@ pub(super) struct Form {
 
 impl Form {
     /// Those that a plan chooses from, with rising numbers of bits: all widths in groups of `group` elements and of the larger ones up to
-    /// [`GROUP_MAX`], whose scales take fewer bits.
-    pub(super) fn all(group: usize) -> Vec<Self> {
+    /// [`GROUP_MAX`], whose scales take fewer bits. A form that has as many bits as one of a larger width, or more, is none of them.
+    ///
+    /// # Errors
+    /// As [`QuantSpec::new`].
+    pub(super) fn all(group: usize, scheme: Scheme) -> Result<Vec<Self>> {
         let groups = GROUPS.into_iter().filter(|&found| found == group || (group..=GROUP_MAX).contains(&found));
         let groups: Vec<usize> = groups.collect();
-        Width::ALL.into_iter().flat_map(|width| groups.iter().map(move |&group| Self { width, group })).collect()
+        let mut found: Vec<(f64, Self)> = Vec::new();
+        for width in Width::ALL {
+            for &group in &groups {
+                let bits = QuantSpec::new(width, group, scheme)?.bits_per_weight();
+                found.retain(|(other, form)| form.width == width || *other < bits);
+                found.push((bits, Self { width, group }));
+            }
+        }
+        Ok(found.into_iter().map(|(_, form)| form).collect())
     }
 }
 
@@ -30,6 +42,20 @@ pub(super) struct Choice {
     pub(super) bits: f64,
     /// How much the outputs of the graph lose.
     pub(super) error: f64,
+}
+
+/// How much of the squared error of each matrix reaches the outputs, by what was measured: `None` for a matrix of which nothing was, which
+/// counts as the middle one of the others. One whose outputs are not numbers counts as the largest. If nothing was measured, all of each.
+pub(super) fn shares(measured: &[Option<f64>]) -> Vec<f64> {
+    let mut known: Vec<f64> = measured.iter().flatten().copied().filter(|share| share.is_finite()).collect();
+    known.sort_by(f64::total_cmp);
+    let (middle, largest) = (known.get(known.len() / 2).copied().unwrap_or(1.0), known.last().copied().unwrap_or(1.0));
+    let of = |share: &Option<f64>| match *share {
+        Some(share) if share.is_finite() => share,
+        Some(_) => largest,
+        None => middle,
+    };
+    measured.iter().map(of).collect()
 }
 
 /// Chooses one of each matrix's choices, which have rising numbers of bits, so that all have at most `bits_max` bits: first the smallest of
@@ -71,14 +97,31 @@ mod tests {
 
     #[test]
     fn forms_have_rising_numbers_of_bits() {
-        for group in GROUPS {
-            let bits = |form: &Form| f64::from(form.width.bits()) + 16.0 / form.group as f64;
-            let forms = Form::all(group);
-            assert!(forms.iter().map(bits).is_sorted() && forms.iter().all(|form| form.group >= group), "{forms:?}");
+        for (group, scheme) in GROUPS.into_iter().flat_map(|group| [(group, Scheme::Search), (group, Scheme::Affine)]) {
+            let forms = Form::all(group, scheme).unwrap();
+            assert!(forms.iter().all(|form| form.group >= group), "{forms:?}");
+            // Also for a matrix whose columns have no larger groups.
+            for columns in GROUPS {
+                let spec = |form: &Form| QuantSpec::new(form.width, form.group.min(columns), scheme).unwrap();
+                assert!(forms.iter().map(|form| spec(form).bits_per_weight()).is_sorted(), "{columns} {forms:?}");
+            }
         }
-        let groups: Vec<usize> = Form::all(32).iter().take(4).map(|form| form.group).collect();
-        assert_eq!(groups, [128, 64, 32, 128]);
-        assert_eq!(Form::all(256).len(), Width::ALL.len());
+        let forms = |group, scheme| {
+            let forms = Form::all(group, scheme).unwrap();
+            forms.iter().map(|form| (form.width.bits(), form.group)).collect::<Vec<_>>()
+        };
+        assert_eq!(forms(32, Scheme::Search)[..4], [(2, 128), (2, 64), (2, 32), (3, 128)]);
+        // 2 bits in groups of 16 would have 4 bits for a weight.
+        assert_eq!(forms(16, Scheme::Affine)[..6], [(2, 128), (2, 64), (2, 32), (3, 128), (3, 64), (3, 32)]);
+        assert_eq!(forms(256, Scheme::Affine).len(), Width::ALL.len());
+    }
+
+    #[test]
+    fn matrices_that_were_not_measured_count_as_others() {
+        assert_eq!(shares(&[None, None]), [1.0, 1.0]);
+        assert_eq!(shares(&[Some(f64::NAN), None]), [1.0, 1.0]);
+        let measured = [Some(1e-4), None, Some(3e-4), Some(f64::INFINITY), Some(2e-4), Some(f64::NAN)];
+        assert_eq!(shares(&measured), [1e-4, 2e-4, 3e-4, 3e-4, 2e-4, 3e-4]);
     }
 
     #[test]

@@ -51,8 +51,16 @@ impl Engine for Watching {
 pub(super) struct Ran {
     /// Those of the samples; none of a task whose answers are others.
     pub(super) embeddings: Vec<Vec<f32>>,
-    /// Whether the task writes tokens.
-    pub(super) is_decoded: bool,
+}
+
+/// Whether the task that reads the medium of the samples writes tokens.
+///
+/// # Errors
+/// `Invalid` for a model without such a task.
+pub(super) fn is_decoded(folder: &Path, samples: &Samples) -> Result<bool> {
+    let engine: Arc<dyn Engine> = Arc::new(RtenEngine::new(None));
+    let model = Model::open(folder, StageSource::Private(engine.into(), FileMode::Read))?;
+    Ok(default_task(&model, &[samples.medium()])?.answer.is_decoded())
 }
 
 /// Runs the model in `folder` on the samples at `indices`: the task that reads their medium. Of a text after which a decoder has no room
@@ -89,7 +97,7 @@ pub(super) fn run_samples(
         }
         done(count + 1, indices.len());
     }
-    Ok(Ran { embeddings, is_decoded })
+    Ok(Ran { embeddings })
 }
 
 /// Whether a prompt leaves less room than the tokens of [`run_samples`].

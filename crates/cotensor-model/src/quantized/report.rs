@@ -115,6 +115,10 @@ pub struct MixedReport {
     /// Whether the mixed widths were written: they are if their divergence is the smaller one, or, without divergences, if their outputs
     /// have the smaller error.
     pub is_mixed: bool,
+    /// The runs of graphs on which the loss of the outputs by each matrix was measured. 0: none was small enough to be kept, and the errors
+    /// of the results of products alone decided.
+    #[serde(default)]
+    pub runs: usize,
 }
 
 /// How far the outputs of a graph are from those of full precision, on samples on which no code was fitted. What was not measured is
