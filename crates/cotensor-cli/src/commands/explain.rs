@@ -27,8 +27,13 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
 /// Bits and errors in one line.
 fn weights(quantized: &QuantizedWeights) -> String {
     let QuantizedWeights { stored_bits, run_bits, relative_error, layer_error, errors, held_out, weights } = quantized;
-    let mut text =
-        format!("{stored_bits:.2} bits for a weight, {run_bits:.2} in the store; error of weights {relative_error:.4}");
+    let mut text = format!("{stored_bits:.2} bits for a weight, {run_bits:.2} in the store; error of weights ");
+    match relative_error {
+        Some(error) => {
+            let _ = write!(text, "{error:.4}");
+        }
+        None => text.push_str("not measured"),
+    }
     if let Some(error) = layer_error {
         let _ = write!(text, ", of the results of layers {error:.4}");
     }

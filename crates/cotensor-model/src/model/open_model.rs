@@ -235,13 +235,13 @@ impl Model {
         self.opened(&self.quantization, || QuantizeReport::read(&self.folder)).map(Option::as_ref)
     }
 
-    /// What is known of the quantized weights of a loaded stage of this model.
+    /// What is known of the quantized weights of a loaded stage of this model. `None` for a stage without weights of few bits in the store.
     ///
     /// # Errors
     /// As [`quantization`](Self::quantization).
     pub fn quantized(&self, stage: &Stage) -> Result<Option<QuantizedWeights>> {
-        let Some(report) = self.quantization()? else { return Ok(None) };
-        Ok(QuantizedWeights::of(report, self.relative(stage.path()), stage.weight_bytes(), stage.precision()))
+        let Some(codes) = stage.codes() else { return Ok(None) };
+        Ok(Some(QuantizedWeights::of(&codes, self.quantization()?, self.relative(stage.path()))))
     }
 
     /// A path in the folder, relative to it.

@@ -130,6 +130,7 @@ impl StageLoader {
                     space,
                     engine: (engine.name(), engine.version()),
                     weights: weights.hashes().iter().copied().zip(sizes).collect(),
+                    codes: codes.sums(graph.weights()),
                     joins_rows: graph.joins_rows(),
                 };
                 let runs_on = RunsOn { notice: slow, ..RunsOn::new(&**engine, &*loaded, reasons) };

@@ -74,8 +74,7 @@ pub(super) fn write_codes(
         }
     }
     let kept = graph.weights().iter().zip(reasons).filter_map(|(weight, reason)| {
-        let is_float16 = weight.dtype == DType::F16;
-        Some(Kept { name: weight.name.clone(), bytes: weight.size_bytes() as u64, is_float16, reason: reason? })
+        Some(Kept { name: weight.name.clone(), bytes: weight.size_bytes() as u64, reason: reason? })
     });
     report.kept = kept.collect();
     report.weights = WeightsOrigin::of(likenesses);

@@ -4,6 +4,7 @@ pub(crate) mod measured;
 mod origin;
 mod report;
 mod summary;
+mod sums;
 
 pub use measured::not_finite;
 pub use origin::WeightsOrigin;
@@ -11,3 +12,4 @@ pub(crate) use origin::{direction, dot, likeness};
 pub(crate) use report::bits_per_weight;
 pub use report::{GraphReport, Kept, MatrixReport, MixedReport, OutputErrors, QuantizeReport, REPORT_FILE};
 pub use summary::QuantizedWeights;
+pub(crate) use sums::CodedSums;

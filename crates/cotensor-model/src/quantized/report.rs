@@ -232,9 +232,6 @@ pub struct Kept {
     pub name: String,
     /// Its bytes.
     pub bytes: u64,
-    /// Whether its elements are `float16`, which some engines read as `float32`.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_float16: bool,
     /// Why it stayed, for a matrix; `None` for a weight that is not a matrix of a product or a table.
     pub reason: Option<String>,
 }

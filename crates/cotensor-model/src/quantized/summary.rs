@@ -1,12 +1,13 @@
 //! What is known of the quantized weights of a graph, for users of the model.
 
 use super::origin::WeightsOrigin;
-use super::report::{MatrixReport, OutputErrors, QuantizeReport, bits_per_weight};
-use cotensor_core::DType;
+use super::report::{OutputErrors, QuantizeReport};
+use super::sums::CodedSums;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The quantized weights of a graph. What was not measured is `None`.
+/// The quantized weights of a graph, or of the part of it that a stage runs. What was not measured is `None`: all errors of a graph that
+/// another program quantized, whose tables do not count either. Matrices whose codes have less than 1 KiB do not count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuantizedWeights {
     /// The mean bits of a weight in the file, with scales, without the weights that stayed as they were.
@@ -14,7 +15,8 @@ pub struct QuantizedWeights {
     /// In the store, in the form that the engine reads. Tensors of less than 1 KiB are not shared, and do not count.
     pub run_bits: f64,
     /// The relative error of all these weights in the L2 norm, as the root of the mean square.
-    pub relative_error: f64,
+    #[serde(default, with = "super::measured")]
+    pub relative_error: Option<f64>,
     /// The relative error of the results of their products, for the inputs of the calibration, as the root of the mean square.
     #[serde(default, with = "super::measured")]
     pub layer_error: Option<f64>,
@@ -29,29 +31,19 @@ pub struct QuantizedWeights {
 }
 
 impl QuantizedWeights {
-    /// Those of the graph `file`, relative to the model's folder, whose weights have `bytes` bytes in the store for an engine that
-    /// computes with `precision`. `None` for a graph without matrices of codes.
-    pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64, precision: DType) -> Option<Self> {
-        let graph = report.graph(file).filter(|graph| !graph.matrices.is_empty())?;
-        let elements = MatrixReport::elements;
-        let mean = |error: &dyn Fn(&MatrixReport) -> Option<f64>| {
-            let known = graph.matrices.iter().filter_map(|matrix| Some((elements(matrix), error(matrix)?)));
-            let (count, sum) = known
-                .fold((0.0, 0.0), |(count, sum), (elements, error)| (count + elements, sum + elements * error.powi(2)));
-            (count > 0.0).then(|| (sum / count).sqrt())
-        };
-        let all: f64 = graph.matrices.iter().map(elements).sum();
-        let is_wide = precision == DType::F32;
-        let kept = graph.kept.iter().map(|kept| kept.bytes.saturating_mul(1 + u64::from(is_wide && kept.is_float16)));
-        let kept = kept.fold(0u64, u64::saturating_add);
-        Some(Self {
-            stored_bits: bits_per_weight(std::slice::from_ref(graph)),
-            run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / all,
-            relative_error: mean(&|matrix| Some(matrix.relative_error))?,
-            layer_error: mean(&|matrix| matrix.output_error),
-            errors: graph.errors,
-            weights: graph.weights,
-            held_out: report.held_out,
-        })
+    /// Those of a stage with these matrices. `report` is that of its model, in whose folder the graph is `file`.
+    pub(crate) fn of(codes: &CodedSums, report: Option<&QuantizeReport>, file: &Path) -> Self {
+        let of_graph = report.and_then(|report| Some((report.held_out, report.graph(file)?)));
+        let (held_out, graph) = of_graph.unzip();
+        let [relative_error, layer_error] = codes.errors();
+        Self {
+            stored_bits: codes.stored_bits(),
+            run_bits: codes.run_bits(),
+            relative_error,
+            layer_error,
+            errors: graph.map(|graph| graph.errors).unwrap_or_default(),
+            weights: graph.and_then(|graph| graph.weights),
+            held_out: held_out.unwrap_or_default(),
+        }
     }
 }

@@ -3,8 +3,9 @@ use super::outputs::{Computation, Made, publish_each, values};
 use crate::engine::{Engine, LoadedGraph, Output, OutputAllocator, OwnMemory};
 use crate::graph::key::{Execution, StageIdentity};
 use crate::graph::open_graph;
+use crate::quantized::CodedSums;
 use crate::tensor::Value;
-use cotensor_core::{ContentHash, DType, Error, Kind, Result, Space};
+use cotensor_core::{ContentHash, Error, Kind, Result, Space};
 use cotensor_pipeline::StagePorts;
 use cotensor_store::{Claim, Holder, Key, Store, Ticket};
 use std::path::{Path, PathBuf};
@@ -54,6 +55,8 @@ pub(crate) struct Sharing {
     pub(crate) engine: (&'static str, &'static str),
     /// Hash and size in bytes of every weight.
     pub(crate) weights: Vec<(ContentHash, usize)>,
+    /// Of its matrices of codes.
+    pub(crate) codes: Option<CodedSums>,
     /// As [`Stage::joins_rows`], for this graph alone.
     pub(crate) joins_rows: Option<String>,
 }
@@ -104,11 +107,6 @@ impl Stage {
     /// The graph's file.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// The floating-point type in which the engine computes.
-    pub(crate) fn precision(&self) -> DType {
-        self.graph.precision()
     }
 
     /// The engine that runs the stage.
@@ -163,6 +161,12 @@ impl Stage {
     /// The bytes of its weights in the store.
     pub fn weight_bytes(&self) -> u64 {
         self.weights().iter().map(|(_, bytes)| *bytes as u64).sum()
+    }
+
+    /// The sums over its matrices of codes, and those of the stage that it continues. `None` without one, and for a private copy.
+    pub(crate) fn codes(&self) -> Option<CodedSums> {
+        let before = self.before().and_then(|(stage, _)| stage.codes());
+        CodedSums::of_both(before, self.sharing.as_ref().and_then(|sharing| sharing.codes))
     }
 
     /// The time that loading took.

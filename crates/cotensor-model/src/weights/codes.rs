@@ -1,7 +1,7 @@
 //! What the tensors of quantized weights say about them: metadata of the blobs.
 
 use crate::graph::{Graph, Weight};
-use crate::quantized::{GraphReport, OutputErrors, WeightsOrigin, measured};
+use crate::quantized::{CodedSums, GraphReport, OutputErrors, WeightsOrigin, measured};
 use cotensor_store::METADATA_BYTES_MAX;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -124,27 +124,43 @@ impl StoredCodes {
         if self.matrices.is_empty() {
             return vec![None; weights.len()];
         }
-        let mut at: HashMap<Place, Vec<&Weight>> = HashMap::new();
-        for weight in weights {
-            at.entry(place(weight)).or_default().push(weight);
-        }
+        let at = bytes_at(weights);
         let describe = |weight| {
             let stored = &self.matrices[*self.by_codes.get(&place(weight))?];
-            let run_bits =
-                stored.places.iter().map(|place| at.get(place).map_or(0, |forms| bytes(forms))).sum::<usize>();
-            let run_bits = run_bits as f64 * 8.0 / stored.elements;
+            let run_bytes: usize = stored.places.iter().filter_map(|place| at.get(place)).sum();
+            let run_bits = run_bytes as f64 * 8.0 / stored.elements;
             let text = serde_json::to_string(&Metadata { run_bits, ..stored.metadata.clone() }).ok()?;
             (text.len() <= METADATA_BYTES_MAX).then(|| text.into())
         };
         weights.iter().map(describe).collect()
     }
+
+    /// The sums over all matrices, of the graph with these weights in the forms of an engine. `None` without a matrix.
+    pub(crate) fn sums(&self, weights: &[Weight]) -> Option<CodedSums> {
+        if self.matrices.is_empty() {
+            return None;
+        }
+        let mut sums = CodedSums::default();
+        for Stored { metadata, elements, .. } in &self.matrices {
+            sums.add(*elements, metadata.stored_bits, metadata.relative_error, metadata.output_error);
+        }
+        // Matrices may have equal scales, and these one place.
+        let places: HashSet<&Place> = self.matrices.iter().flat_map(|stored| &stored.places).collect();
+        let at = bytes_at(weights);
+        sums.run_bytes = places.into_iter().filter_map(|place| at.get(place)).sum::<usize>() as f64;
+        Some(sums)
+    }
 }
 
-/// The bytes in the store of what is made of one place of a file. Equal tensors have one place: each form counts once.
-fn bytes(weights: &[&Weight]) -> usize {
-    let forms = weights.iter().map(|weight| {
-        let source = &weight.source;
-        ((weight.dtype, &source.permutation, &source.repacks), weight.size_bytes())
-    });
-    forms.collect::<HashMap<_, _>>().values().sum()
+/// The bytes in the store of what is made of each place of a file. Equal tensors have one place: each form counts once.
+fn bytes_at(weights: &[Weight]) -> HashMap<Place, usize> {
+    let mut seen = HashSet::new();
+    let mut found: HashMap<Place, usize> = HashMap::new();
+    for weight in weights {
+        let place = place(weight);
+        if seen.insert((place.clone(), weight.dtype, &weight.source.permutation, &weight.source.repacks)) {
+            *found.entry(place).or_default() += weight.size_bytes();
+        }
+    }
+    found
 }

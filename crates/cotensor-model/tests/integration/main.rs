@@ -30,6 +30,7 @@ mod pipeline_inputs;
 mod pool;
 mod quantize_reads;
 mod quantized_groups;
+mod quantized_stages;
 mod relatives;
 mod sentence_modules;
 mod shared_model;

@@ -125,7 +125,7 @@ fn quantized(info: &ModelInfo) -> Vec<Value> {
             ("stage", stage.role.as_str().into()),
             ("stored_bits", Value::Float(found.stored_bits)),
             ("run_bits", Value::Float(found.run_bits)),
-            ("relative_error", Value::Float(found.relative_error)),
+            ("relative_error", number(found.relative_error)),
             ("layer_error", number(found.layer_error)),
             ("output_error", number(found.errors.output_error)),
             ("divergence", number(found.errors.divergence)),
