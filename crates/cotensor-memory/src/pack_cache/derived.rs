@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 
 /// The file with a line for each other file of a folder, hash and name, and the hash of these lines as the last line.
 const MANIFEST: &str = "manifest";
-/// The most bytes of a manifest.
-const MANIFEST_BYTES_MAX: u64 = 1 << 16;
+/// The most bytes of a manifest: those of 10,000 files with long names.
+const MANIFEST_BYTES_MAX: u64 = 4 << 20;
+/// The bytes of a hash in a manifest, and what follows it beside a name.
+const LINE_BYTES: usize = 64 + 2;
 /// The most levels of folders inside of a folder.
 const DEPTH_MAX: usize = 4;
 
@@ -177,6 +179,11 @@ impl DerivedFiles for DerivedFolders {
         let mut manifest = String::new();
         let names = names_below(&temporary.path)
             .ok_or_else(|| Error::invalid("a name that a manifest cannot have").in_file(&temporary.path))?;
+        let bytes = names.iter().map(|name| LINE_BYTES + name.len()).sum::<usize>() + LINE_BYTES;
+        if bytes as u64 > MANIFEST_BYTES_MAX {
+            let message = format!("{} files, whose names have more than {MANIFEST_BYTES_MAX} bytes", names.len());
+            return Err(Error::unsupported(message).in_file(&temporary.path));
+        }
         for name in &names {
             let path = temporary.path.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(io)?;

@@ -424,6 +424,31 @@ fn failed_derivation_leaves_nothing() {
     assert!(derived_names(folder.path()).is_empty());
 }
 
+/// `count` empty files with long names, in `levels` folders inside of each other.
+fn derive_long_names(cache: &PackCache, key: &ContentHash, levels: usize, count: usize) -> Result<PathBuf> {
+    cache.make_files(key, &mut |folder| {
+        let inner = (0..levels).fold(folder.to_path_buf(), |inner, _| inner.join("f".repeat(200)));
+        std::fs::create_dir_all(&inner).unwrap();
+        for number in 0..count {
+            std::fs::write(inner.join(format!("{number:0200}")), b"").unwrap();
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_manifest_of_many_files_is_read_or_refused_before_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let key = ContentHash::of(b"key");
+    let made = derive_long_names(&cache, &key, 0, 400).unwrap();
+    assert!(made.join("manifest").metadata().unwrap().len() > 1 << 16);
+    assert_eq!(cache.find_files(&key), Some(made));
+    let error = derive_long_names(&cache, &ContentHash::of(b"longer"), 4, 4200).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("4200 files"), "{error}");
+    assert_eq!(derived_names(folder.path()), [key.to_string()]);
+}
+
 #[test]
 fn concurrent_makers_fill_a_folder_once() {
     let folder = tempfile::tempdir().unwrap();
