@@ -1,7 +1,7 @@
 //! A quantized matrix as tensors: the members of one group of the store.
 
 use crate::scales::{Parts, Scales};
-use crate::spec::{QuantSpec, SUPER_GROUP};
+use crate::spec::{QuantSpec, SUPER_GROUP, Scheme};
 use crate::tensor::QuantTensor;
 use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_simd::f16;
@@ -20,38 +20,45 @@ pub struct Member<'a> {
     pub bytes: Cow<'a, [u8]>,
 }
 
+/// Name, dtype and shape of the tensors of a matrix, `codes` first.
+fn shapes(spec: &QuantSpec, rows: usize, columns: usize) -> Vec<(&'static str, DType, Vec<usize>)> {
+    let groups = columns / spec.group();
+    let mut found = vec![("codes", DType::U8, vec![rows, groups, spec.width().bytes(spec.group())])];
+    let mut halves = |name, of_row| found.push((name, DType::F16, vec![rows, of_row]));
+    if spec.scheme() == Scheme::TwoLevel {
+        let (kind, supers) = (Parts::of(spec), columns / SUPER_GROUP);
+        halves("scales", supers);
+        if kind.minimums {
+            halves("minimums", supers);
+        }
+        found.push(("multiples", DType::U8, vec![rows, supers, kind.bytes()]));
+    } else {
+        halves("scales", groups);
+        if spec.scheme() == Scheme::Affine {
+            halves("offsets", groups);
+        }
+    }
+    found
+}
+
 impl QuantTensor {
     /// The tensors of which the matrix consists, `codes` first.
     pub fn members(&self) -> Vec<Member<'_>> {
-        let spec = self.spec();
-        let (rows, groups) = (self.rows(), self.columns() / spec.group());
-        let halves = |name, values: &[f16], shape: &[usize]| Member {
-            name,
-            dtype: DType::F16,
-            shape: shape.to_vec(),
-            bytes: values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect::<Vec<_>>().into(),
+        let halves = |values: &[f16]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
+            Cow::Owned(bytes)
         };
-        let bytes = |name, bytes, shape: &[usize]| Member {
-            name,
-            dtype: DType::U8,
-            shape: shape.to_vec(),
-            bytes: Cow::Borrowed(bytes),
+        let member = |(name, dtype, shape)| {
+            let bytes = match (name, self.scales()) {
+                ("scales", Scales::Flat { scales, .. } | Scales::TwoLevel { scales, .. }) => halves(scales),
+                ("offsets", Scales::Flat { offsets: Some(values), .. })
+                | ("minimums", Scales::TwoLevel { minimums: Some(values), .. }) => halves(values),
+                ("multiples", Scales::TwoLevel { parts, .. }) => Cow::Borrowed(&parts[..]),
+                _ => Cow::Borrowed(self.codes()),
+            };
+            Member { name, dtype, shape, bytes }
         };
-        let codes = bytes("codes", self.codes(), &[rows, groups, spec.width().bytes(spec.group())]);
-        let mut members = vec![codes];
-        match self.scales() {
-            Scales::Flat { scales, offsets } => {
-                members.push(halves("scales", scales, &[rows, groups]));
-                members.extend(offsets.as_ref().map(|offsets| halves("offsets", offsets, &[rows, groups])));
-            }
-            Scales::TwoLevel { scales, minimums, parts } => {
-                let supers = self.columns() / SUPER_GROUP;
-                members.push(halves("scales", scales, &[rows, supers]));
-                members.extend(minimums.as_ref().map(|minimums| halves("minimums", minimums, &[rows, supers])));
-                members.push(bytes("multiples", parts, &[rows, supers, Parts::of(spec).bytes()]));
-            }
-        }
-        members
+        shapes(self.spec(), self.rows(), self.columns()).into_iter().map(member).collect()
     }
 
     /// The matrix of these tensors, in any order.
@@ -60,8 +67,8 @@ impl QuantTensor {
     /// `Invalid`, with the tensor's name as the field, for one that is missing, unknown, twice there, of another dtype, shape or length, and
     /// for scales that are not finite.
     pub fn from_members(spec: &QuantSpec, rows: usize, columns: usize, members: &[Member<'_>]) -> Result<Self> {
-        let mut tensor = Self::zeros(rows, columns, spec)?;
-        let wanted: Vec<_> = tensor.members().into_iter().map(|one| (one.name, one.dtype, one.shape)).collect();
+        Self::count(rows, columns, spec)?;
+        let wanted = shapes(spec, rows, columns);
         for member in members {
             let Some((_, dtype, shape)) = wanted.iter().find(|(name, ..)| *name == member.name) else {
                 return Err(Error::invalid("not a tensor of this matrix").in_field(member.name));
@@ -78,11 +85,13 @@ impl QuantTensor {
                 return Err(Error::invalid(message).in_field(member.name));
             }
         }
-        for (name, ..) in &wanted {
-            let mut found = members.iter().filter(|member| member.name == *name);
-            let (Some(member), None) = (found.next(), found.next()) else {
-                return Err(Error::invalid("expected once").in_field(*name));
-            };
+        if let Some((name, ..)) =
+            wanted.iter().find(|(name, ..)| members.iter().filter(|member| member.name == *name).count() != 1)
+        {
+            return Err(Error::invalid("expected once").in_field(*name));
+        }
+        let mut tensor = Self::zeros(rows, columns, spec)?;
+        for member in members {
             tensor.fill(member)?;
         }
         Ok(tensor)

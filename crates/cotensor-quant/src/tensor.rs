@@ -19,11 +19,11 @@ pub struct QuantTensor {
 }
 
 impl QuantTensor {
-    /// A matrix with scales of zero.
+    /// The number of elements of a matrix.
     ///
     /// # Errors
     /// `Invalid`, with the field, for columns that are not a multiple of [`QuantSpec::columns_unit`], and for more than the machine can address.
-    pub(crate) fn zeros(rows: usize, columns: usize, spec: &QuantSpec) -> Result<Self> {
+    pub(crate) fn count(rows: usize, columns: usize, spec: &QuantSpec) -> Result<usize> {
         let unit = spec.columns_unit();
         if columns == 0 || !columns.is_multiple_of(unit) {
             return Err(
@@ -31,8 +31,15 @@ impl QuantTensor {
             );
         }
         let too_many = || Error::invalid(format!("{rows} rows of {columns}")).in_field("rows");
-        let elements =
-            rows.checked_mul(columns).filter(|elements| *elements <= isize::MAX as usize / 8).ok_or_else(too_many)?;
+        rows.checked_mul(columns).filter(|elements| *elements <= isize::MAX as usize / 8).ok_or_else(too_many)
+    }
+
+    /// A matrix with scales of zero. Its memory is allocated: callers have compared the size with that of what they have.
+    ///
+    /// # Errors
+    /// As [`count`](Self::count).
+    pub(crate) fn zeros(rows: usize, columns: usize, spec: &QuantSpec) -> Result<Self> {
+        let elements = Self::count(rows, columns, spec)?;
         let groups = elements / spec.group();
         let halves = |count: usize| vec![f16::from_bits(0); count];
         let scales = match spec.scheme() {

@@ -41,6 +41,13 @@ fn shapes_that_are_not_possible_are_refused() {
         assert_eq!(field(0, 1, 0).as_deref(), Some("columns"));
         assert_eq!(field(255, 1, 256).as_deref(), Some("weights"));
         assert_eq!(field(0, usize::MAX / 2, 256).as_deref(), Some("rows"));
+        // More than the memory, in what can be addressed.
+        assert_eq!(field(0, 1 << 45, 256).as_deref(), Some("weights"));
+        let members = quantize(&[0.0; 256], 1, 256, &spec).unwrap();
+        let error = QuantTensor::from_members(&spec, 1 << 45, 256, &members.members()).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("codes")));
+        let error = QuantTensor::from_members(&spec, 1 << 45, 256, &[]).unwrap_err();
+        assert_eq!(error.field(), Some("codes"));
         assert_eq!(quantize(&[], 0, 256, &spec).unwrap().size_bytes(), 0);
     }
 }
