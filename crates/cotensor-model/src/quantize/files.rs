@@ -4,7 +4,7 @@ use crate::preprocess::family::variants;
 use crate::quantized::REPORT_FILE;
 use cotensor_core::{Error, Result};
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 /// The most levels of folders that are read, and the most files.
@@ -79,6 +79,28 @@ pub(super) fn is_copied(folder: &Path, file: &Path, files: &[PathBuf]) -> bool {
 pub(super) fn io(action: &str, path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
     let (action, path) = (action.to_owned(), path.to_path_buf());
     move |error| Error::io(&action, &error).in_file(path)
+}
+
+/// Flushes all files of a folder to the disk.
+///
+/// # Errors
+/// `Io` for a file. Not every file system flushes folders.
+pub(super) fn sync_files(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(io("reading", folder))? {
+        let path = entry.map_err(io("reading", folder))?.path();
+        if path.is_dir() {
+            sync_files(&path)?;
+        } else {
+            File::open(&path).and_then(|file| file.sync_all()).map_err(io("writing", &path))?;
+        }
+    }
+    sync_names(folder);
+    Ok(())
+}
+
+/// Flushes the names of files to the disk, if the file system does.
+pub(super) fn sync_names(folder: &Path) {
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }
 
 /// Makes the folder of a file.

@@ -1,6 +1,6 @@
 //! A folder of a model with quantized graphs.
 
-use super::files::{files_of, io, is_copied, is_full_precision, make_parent};
+use super::files::{files_of, io, is_copied, is_full_precision, make_parent, sync_files, sync_names};
 use super::job::{Divided, Job};
 use super::options::QuantizeOptions;
 use super::watch::Progress;
@@ -181,8 +181,16 @@ impl NewFolder {
     fn give_name(self) -> Result<()> {
         // Matrices of two states of a file are those of no model.
         self.model.check_unchanged(&self.stamps)?;
-        fs::rename(self.work.path(), &self.target).map_err(io("writing", &self.target))
+        // A folder with its name is complete, also after a loss of power.
+        sync_files(self.work.path())?;
+        fs::rename(self.work.path(), &self.target).map_err(io("writing", &self.target))?;
+        sync_names(parent_of(&self.target));
+        Ok(())
     }
+}
+
+fn parent_of(target: &Path) -> &Path {
+    target.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<()> {
@@ -192,7 +200,7 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
 /// # Errors
 /// `NotFound` for a target whose parent does not exist, `Invalid` for one in the model's folder.
 fn check_parent(folder: &Path, target: &Path) -> Result<()> {
-    let parent = target.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let parent = parent_of(target);
     let parent = parent.canonicalize().map_err(|error| Error::io("opening", &error).in_file(parent))?;
     if parent.starts_with(folder) {
         Err(Error::invalid("lies in the folder of the model").in_file(target))
