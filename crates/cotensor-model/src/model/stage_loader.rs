@@ -11,7 +11,7 @@ use cotensor_core::{ContentHash, Error, Kind, Result, Space};
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A store, an engine and the graphs that are loaded over them. Graphs with equal content are loaded once.
 pub struct StageLoader {
@@ -22,6 +22,9 @@ pub struct StageLoader {
     observer: OnceLock<LoadObserver>,
     memory: OnceLock<MemoryCheck>,
 }
+
+/// After this time, an engine without room for packed codes is tried again.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(600);
 
 /// Answers an error when the process has fewer bytes left.
 type MemoryCheck = fn(u64) -> Result<()>;
@@ -90,6 +93,7 @@ impl StageLoader {
             observer(role, producer.trim_start_matches("model:"));
         }
         let codes = StoredCodes::of(&graph, *report);
+        let mut lacks_room = false;
         self.engines.place(graph.has_codes(), |candidate| {
             let Candidate { engine, reasons, .. } = candidate;
             graph.check_repeatable()?;
@@ -107,11 +111,18 @@ impl StageLoader {
                 // own.
                 let mut stages = lock(&self.stages);
                 if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
-                    return Ok(stage);
+                    if lacks_room {
+                        stage.set_due(Instant::now() + RETRY_AFTER);
+                    }
+                    // Else this engine may have room by now for what another one runs.
+                    if !stage.is_due(Instant::now()) {
+                        return Ok(stage);
+                    }
                 }
                 let loaded = match leases.take() {
                     Some(leases) => Some(engine.load(&graph, leases)?),
                     None => engine.load_derived(&graph, &weights, &fingerprint).unwrap_or_else(|error| {
+                        lacks_room = true;
                         slow = Some(format!(
                             "it cannot keep packed codes of few bits, and expands them for each run: {error}"
                         ));
@@ -135,6 +146,9 @@ impl StageLoader {
                 };
                 let runs_on = RunsOn { notice: slow, ..RunsOn::new(&**engine, &*loaded, reasons) };
                 let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
+                if lacks_room {
+                    stage.set_due(Instant::now() + RETRY_AFTER);
+                }
                 let stage = Arc::new(stage);
                 stages.retain(|_, stage| stage.strong_count() > 0);
                 stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
@@ -175,6 +189,7 @@ mod tests {
     use super::*;
     use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
     use crate::graph::open_graph;
+    use crate::model::{Model, StageSource};
     use cotensor_core::{DType, ErrorKind};
     use cotensor_store::{Lease, LocalStore};
     use rten_onnx::onnx::{
@@ -183,6 +198,7 @@ mod tests {
     };
     use std::cell::RefCell;
     use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     /// An engine that refuses all graphs, and keeps what it saw.
     struct Refusing {
@@ -282,8 +298,14 @@ mod tests {
         model
     }
 
-    /// rten, without room for the codes that it would pack.
-    struct Full(RtenEngine);
+    /// rten, with or without room for the codes that it would pack.
+    struct Full(RtenEngine, AtomicBool);
+
+    impl Full {
+        fn new() -> Arc<Self> {
+            Arc::new(Self(RtenEngine::new(Some(1)), AtomicBool::new(false)))
+        }
+    }
 
     impl Engine for Full {
         fn name(&self) -> &'static str {
@@ -304,10 +326,13 @@ mod tests {
 
         fn load_derived(
             &self,
-            _: &Graph,
+            graph: &Graph,
             _: &HashedWeights<'_>,
             _: &ContentHash,
         ) -> Result<Option<Arc<dyn LoadedGraph>>> {
+            if self.1.load(Ordering::Relaxed) {
+                return self.0.load_private(graph.clone()).map(Some);
+            }
             Err(Error::new(ErrorKind::Io, "no room"))
         }
 
@@ -329,7 +354,7 @@ mod tests {
             let stage = loader.load_stage("encoder", Kind::Other, graph, &[], &origin, Instant::now()).unwrap();
             stage.runs_on().clone()
         };
-        let full = || Arc::new(Full(RtenEngine::new(Some(1)))) as Arc<dyn Engine>;
+        let full = || Full::new() as Arc<dyn Engine>;
         let given_way = load(vec![full(), Arc::new(RtenEngine::new(Some(1)))]);
         assert!(given_way.engine.starts_with("rten") && given_way.notice.is_none(), "{given_way:?}");
         assert!(given_way.reasons[0].contains("no room"), "{given_way:?}");
@@ -338,6 +363,27 @@ mod tests {
             assert!(last.engine.starts_with("full"), "{last:?}");
             assert!(last.notice.as_ref().is_some_and(|notice| notice.contains("no room")), "{last:?}");
         }
+    }
+
+    /// A disk that was full has room again.
+    #[test]
+    fn an_engine_without_room_for_codes_is_tried_again() {
+        let full = Full::new();
+        let engines: Vec<Arc<dyn Engine>> = vec![full.clone(), Arc::new(RtenEngine::new(Some(1)))];
+        let loader = Arc::new(StageLoader::new(LocalStore::builder().build(), Engines::of(engines)));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/low-bit/bert");
+        let model = Model::open(&folder, StageSource::Shared(loader)).unwrap();
+        let load = || model.stage("encoder").unwrap();
+        let first = load();
+        assert!(first.runs_on().engine.starts_with("rten"), "{:?}", first.runs_on());
+        first.set_due(Instant::now());
+        assert!(Arc::ptr_eq(&load(), &first), "there is no room");
+        full.1.store(true, Ordering::Relaxed);
+        assert!(Arc::ptr_eq(&load(), &first) && !first.is_due(Instant::now()), "it was tried just before");
+        first.set_due(Instant::now());
+        let again = load();
+        assert!(again.runs_on().engine.starts_with("full"), "{:?}", again.runs_on());
+        assert!(Arc::ptr_eq(&load(), &again) && !again.is_due(Instant::now() + RETRY_AFTER));
     }
 
     /// What an engine gets does not depend on the engines that refused the graph before.

@@ -1,7 +1,7 @@
 //! The stages and heads of a model: which file has the graph, and loading it.
 
 use super::open_model::{Model, StageSource};
-use super::stage_loader::Origin;
+use super::stage_loader::{Origin, RETRY_AFTER};
 use crate::engine::Candidate;
 use crate::graph::{Graph, open_graph};
 use crate::stage::{RunsOn, Stage};
@@ -200,11 +200,20 @@ impl Model {
 
     fn loaded(&self, role: &str, load: impl FnOnce() -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
         let mut stages = lock(&self.stages);
-        if let Some(stage) = stages.get(role) {
+        let known = stages.get(role).cloned();
+        if let Some(stage) = known.as_ref().filter(|stage| !stage.is_due(Instant::now())) {
             return Ok(Arc::clone(stage));
         }
-        self.check_unchanged()?;
-        let stage = load()?;
+        let loaded = self.check_unchanged().and_then(|()| load());
+        // A stage that runs stays if it cannot be loaded again.
+        let stage = match (loaded, known) {
+            (Ok(stage), _) => stage,
+            (Err(_), Some(known)) => {
+                known.set_due(Instant::now() + RETRY_AFTER);
+                known
+            }
+            (Err(error), None) => return Err(error),
+        };
         stages.insert(role.to_owned(), Arc::clone(&stage));
         Ok(stage)
     }

@@ -5,11 +5,12 @@ use crate::graph::key::{Execution, StageIdentity};
 use crate::graph::open_graph;
 use crate::quantized::CodedSums;
 use crate::tensor::Value;
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, Kind, Result, Space};
 use cotensor_pipeline::StagePorts;
 use cotensor_store::{Claim, Holder, Key, Store, Ticket};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A loaded graph. A shared stage has a store for its results.
@@ -26,6 +27,8 @@ pub struct Stage {
     /// The stage whose result this one reads, and the name of the input.
     before: Option<(Arc<Stage>, String)>,
     load_time: Duration,
+    /// When it is to be loaded again: a better engine had no room for packed codes.
+    due: Mutex<Option<Instant>>,
 }
 
 /// The engine of a stage, and why it is not a better one.
@@ -101,7 +104,8 @@ impl Stage {
         runs_on: RunsOn,
         load_time: Duration,
     ) -> Self {
-        Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, runs_on, before: None, load_time }
+        let (role, path) = (role.to_owned(), path.to_path_buf());
+        Self { role, kind, path, graph, sharing, runs_on, before: None, load_time, due: Mutex::new(None) }
     }
 
     /// The graph's file.
@@ -125,7 +129,22 @@ impl Stage {
             runs_on: self.runs_on.clone(),
             load_time: before.load_time + self.load_time,
             before: Some((before, input.to_owned())),
+            due: Mutex::new(*lock(&self.due)),
         }
+    }
+
+    /// Has the stage, and the one that it continues, loaded again at the next use after this time.
+    pub(crate) fn set_due(&self, due: Instant) {
+        *lock(&self.due) = Some(due);
+        if let Some((before, _)) = self.before() {
+            before.set_due(due);
+        }
+    }
+
+    /// Whether the stage, or the one that it continues, is to be loaded again.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        let is_past = lock(&self.due).is_some_and(|due| due <= now);
+        is_past || self.before().is_some_and(|(stage, _)| stage.is_due(now))
     }
 
     /// An operator by which a row of a batch depends on the other rows, so that each has to run alone. Reads the file of a
