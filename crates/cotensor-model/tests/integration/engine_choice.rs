@@ -88,11 +88,14 @@ fn engines_do_not_exchange_results() {
 #[test]
 fn derived_files_replace_weights() {
     let task = user("one", "bert", "sentence-embedding");
-    for engine in engines() {
+    let folders = [tiny("bert"), fixtures().join("low-bit/bert")];
+    for (engine, folder) in
+        engines().into_iter().flat_map(|engine| folders.each_ref().map(|folder| (engine.clone(), folder)))
+    {
         let open = || {
             let store = LocalStore::builder().build();
             let runtime = Runtime::new(store.clone(), engine.clone());
-            let model = runtime.open(&tiny("bert")).unwrap();
+            let model = runtime.open(folder).unwrap();
             let stage = model.stage("encoder").unwrap();
             let leased = store.stats().total_tensors;
             let report = run_user(&model, &task, &inputs(), &store.holder("one")).unwrap();

@@ -3,7 +3,7 @@
 use crate::support::edit;
 use crate::support::onnx::*;
 use cotensor_core::ErrorKind;
-use cotensor_model::engine::{Engine, RtenEngine};
+use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::open_graph;
 use cotensor_model::quantize::{Activations, QuantizeOptions, quantize_graph};
 use cotensor_model::tensor::TensorRef;
@@ -88,7 +88,10 @@ pub(crate) fn options(width: Width, group: usize, scheme: Scheme, activations: A
 }
 
 fn run(engine: &dyn Engine, path: &Path) -> Vec<f32> {
-    let graph = load_on(engine, path, &*store());
+    run_graph(&*load_on(engine, path, &*store()))
+}
+
+fn run_graph(graph: &dyn LoadedGraph) -> Vec<f32> {
     let x = noise(2 * 3 * COLUMNS, 4);
     let indices: Vec<i64> = vec![0, 5, 47, 5, 1, 33];
     let indices = TensorRef::i64(&[2, 3], &indices).unwrap();
@@ -144,6 +147,17 @@ fn engines_give_the_results_of_dequantized_matrices() {
                     let most = differs(&found, &wanted);
                     assert!(most < if rotates { 5e-6 } else { 2e-6 }, "{} {name}: {most}", engine.name());
                     assert!(differs(&found, &run(&*engine, &full)) > 1e-4, "the same weights");
+                    if engine.name() != "ort" {
+                        continue;
+                    }
+                    // As a program without Cotensor opens the file.
+                    match engine.load_file(&path, FileMode::Read) {
+                        Ok(alone) => {
+                            let most = differs(&run_graph(&*alone), &wanted);
+                            assert!(width != Width::Three && most < 1e-5, "onnxruntime alone {name}: {most}");
+                        }
+                        Err(error) => assert!(width == Width::Three, "onnxruntime alone {name}: {error}"),
+                    }
                 }
             }
         }
