@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from . import threads
 from .arguments import Args, Kwargs
 from .calls import Function, Handler, call
-from .hooks.saved import SavedTensors
+from .hooks import passes
 from .host_tensors import HostTensors
 from .operations import Kind
 from .simulated import memory as simulated
@@ -20,11 +20,10 @@ from .simulated import memory as simulated
 class Backward:
     """Runs backward passes, which read tensors that a session saved. ``mode`` intercepts the functions of a pass."""
 
-    def __init__(self, mode: TorchFunctionMode, tensors: HostTensors, saved: SavedTensors) -> None:
+    def __init__(self, mode: TorchFunctionMode, tensors: HostTensors) -> None:
         self._mode = mode
         self._tensors = tensors
         self._devices = tensors.devices
-        self._saved = saved
         self._simulates = self._devices.target.type == "simulated"
 
     def handlers(self) -> Dict[Kind, Handler]:
@@ -47,25 +46,22 @@ class Backward:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """A backward pass of this thread. Raises the errors of saved tensors at its end."""
-        failures = self._saved.failures
-        if torch._C._current_graph_task_id() == -1:
-            # A pass inside of another one, as of a checkpoint, keeps the failures of that.
-            failures.clear()
         with self._devices.lock:
             for mover in self._devices.movers:
                 mover.begin_backward()
         try:
-            try:
-                # Without a second thread, gradients are added in the order of the CPU.
-                with torch.autograd.set_multithreading_enabled(False) if self._simulates else contextlib.nullcontext():
-                    yield
-            except RuntimeError:
-                if not failures:
-                    raise
-            if failures:
-                # The session must not keep the frames of the error, which have the graph and its weights.
-                del failures[1:]
-                raise failures.pop()
+            with passes.errors() as errors:
+                try:
+                    # Without a second thread, gradients are added in the order of the CPU.
+                    with torch.autograd.set_multithreading_enabled(False) if self._simulates else contextlib.nullcontext():
+                        yield
+                except RuntimeError:
+                    if not errors:
+                        raise
+                if errors:
+                    # What keeps the list must not keep the frames of the error, which have the graph and its weights.
+                    del errors[1:]
+                    raise errors.pop()
         except BaseException:
             simulated.forget_failures()
             raise

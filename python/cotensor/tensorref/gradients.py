@@ -72,13 +72,13 @@ def in_backward() -> bool:
 class SavedWeight:
     """A part of a weight that the backward pass needs, instead of its copy on the device."""
 
-    __slots__ = ("mover", "owner", "source", "versions", "view", "weight")
+    __slots__ = ("mover", "name", "owner", "source", "versions", "view", "weight")
 
     def __init__(self, mover: Mover, weight: Weight, tensor: torch.Tensor) -> None:
         self.mover, self.weight = mover, weight
         self.view = View(tensor, weight.start, is_real=weight.dtype != tensor.dtype)
-        #: The weight's memory, which may lose its owners.
-        self.source = weight.source
+        #: The weight's memory: it may get another one.
+        self.name, self.source = weight.name, weight.source
         #: The owner that is saved itself, not a view of it: PyTorch then takes the memory that it has in the backward pass.
         self.owner = next((owner for owner in weight.owners if tensor is owner.linked or tensor is owner.plain), None)
         #: Aliases count the writes of the tensors that were saved, also after ``set_`` and ``swap_tensors``. Writes without a
@@ -88,7 +88,7 @@ class SavedWeight:
     def changed(self) -> Optional[RuntimeError]:
         """The error for a weight that was changed after the forward pass."""
         changed = any([alias._version != version for alias, version in self.versions])
-        return _modified(self.weight.name, self.view.size) if changed else None
+        return _modified(self.name, self.view.size) if changed else None
 
     @property
     def has_left(self) -> bool:
@@ -99,7 +99,7 @@ class SavedWeight:
         """The part in the memory of the host."""
         if self.has_left and self.owner is not None:
             return self.owner.tensor.detach()
-        return self.view.of(self.source, self.weight.start)
+        return self.view.of(self.source, 0)
 
 
 class SavedTensor:

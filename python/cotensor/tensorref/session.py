@@ -94,7 +94,7 @@ class Offload(TorchFunctionMode):
         calls = Calls(self.devices)
         host = OnHost(self.tensors, calls)
         self.computing = Computing(self.tensors, calls, Execution(self.tensors, self._middlewares, calls, host), host)
-        self.backward = Backward(self, self.tensors, self.saved)
+        self.backward = Backward(self, self.tensors)
         showing = Showing(self.tensors, calls, self.computing)
         handlers = {**self.computing.handlers(), **showing.handlers(), **self.backward.handlers()}
         #: Handles a function that the program calls.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+import contextlib
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from ..arguments import to_device
 from ..gradients import SavedTensor, SavedWeight, Substitution
 from ..host_tensors import HostTensors
 from ..simulated.tensor import raw_storage
+from .passes import add_error
 
 
 class SavedTensors:
@@ -19,8 +21,6 @@ class SavedTensors:
     def __init__(self, tensors: HostTensors) -> None:
         self._tensors = tensors
         self._devices = tensors.devices
-        #: Errors of saved tensors: an exception of their hooks would end the process in a thread of the device.
-        self.failures: List[Exception] = []
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What is kept of a tensor."""
@@ -56,23 +56,22 @@ class SavedTensors:
         with torch._C.DisableTorchFunction():
             changed = saved.changed()
             if changed is not None:
-                # The backward pass goes on, and the failure is raised at its end.
-                self.failures.append(changed)
+                add_error(changed)
             if isinstance(saved, SavedTensor):
                 tensor = saved.get(self._returned)
                 if tensor.is_cpu and self._tensors.weights.belongs(tensor):
                     # On the device, a function saves the copy.
                     self._tensors.node_of_host()
                 return tensor
-            weight = saved.weight
+            # Compiled code that waits for this pass has the lock.
+            in_code = self._devices.runs_code
             try:
-                if self._devices.runs_code or saved.has_left:
-                    # Compiled code that waits for this pass has the lock.
-                    return to_device(saved.on_host(), saved.mover.device)
-                with saved.mover.lock:
-                    return saved.mover.need(weight, saved.view)
+                with contextlib.nullcontext() if in_code else saved.mover.lock:
+                    if in_code or saved.has_left:
+                        return to_device(saved.on_host(), saved.mover.device)
+                    return saved.mover.need(saved.weight, saved.view)
             except torch.OutOfMemoryError as failure:
-                self.failures.append(failure)
+                add_error(failure)
                 return saved.on_host()
 
     def _returned(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -84,5 +83,5 @@ class SavedTensors:
                     with self._devices.lock:
                         self._devices.mover_of(device).no_memory()
                 if attempt:
-                    self.failures.append(failure)
+                    add_error(failure)
         return tensor
