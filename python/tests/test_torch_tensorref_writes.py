@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -176,3 +177,60 @@ def test_writes_by_functions_of_python_are_seen(name, strategy):
         found = model(X)
     assert (model[0].weight == 0.5).all()
     torch.testing.assert_close(found.cpu(), model(X).detach(), rtol=1e-6, atol=1e-6)
+
+
+#: A weight of four elements gets more, from its address on.
+GROWS = {
+    "set_": lambda weight, flat: weight.set_(flat),
+    "operator": lambda weight, flat: torch.ops.aten.set_.source_Tensor(weight, flat),
+    "resize_": lambda weight, flat: weight.resize_(8),
+    "resize_as_": lambda weight, flat: weight.resize_as_(flat),
+    "as_strided_": lambda weight, flat: weight.as_strided_((8,), (1,), 0),
+    "data": lambda weight, flat: setattr(weight, "data", flat),
+}
+
+
+@STRATEGIES
+@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("change", GROWS)
+def test_a_weight_may_grow_from_its_address_on(change, sessions, strategy):
+    def program(model):
+        with torch.no_grad():
+            results = [model.weight * 1]
+            GROWS[change](model.weight, model.flat)
+            return [*results, model.weight * 1, model.weight.view(2, 4) * 1, model.other * model.weight[:4]]
+
+    def made():
+        model = torch.nn.Module()
+        model.flat = torch.arange(8.0)
+        model.weight = torch.nn.Parameter(model.flat[:4], requires_grad=False)
+        model.other = torch.nn.Parameter(torch.ones(4))
+        return model
+
+    model = made()
+    with contextlib.ExitStack() as stack:
+        for _ in range(sessions):
+            stack.enter_context(offload(model, "simulated", strategy=strategy))
+        found = program(model)
+        assert {one.device.type for one in found} == {"simulated"}
+    for one, other in zip(found, program(made())):
+        torch.testing.assert_close(one.cpu(), other)
+
+
+@STRATEGIES
+def test_addresses_that_are_written_no_more_are_forgotten(strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy) as session, torch.no_grad():
+        alias = model[0].bias.numpy()
+        model(X)
+        session.invalidate()
+        alias[:] = 1
+        assert torch.equal(model[0].bias.clone().cpu(), torch.ones(16))
+        session.invalidate(written_by_address=False)
+        model(X)
+        copies = session.stats()["copies"]
+        model(X)
+        assert session.stats()["copies"] == copies or strategy == "genoa"
+        # The next address is one that the program may write.
+        model[0].bias.numpy()[:] = 2
+        assert torch.equal(model[0].bias.clone().cpu(), torch.full((16,), 2.0))

@@ -16,7 +16,7 @@ from .on_host import OnHost
 from .operations import Kind, lengths_of
 from .simulated.tensor import raw_storage
 from .views import is_new
-from .weights import Weight
+from .weights import NOWHERE, Weight
 
 
 class Computing:
@@ -24,6 +24,7 @@ class Computing:
 
     def __init__(self, tensors: HostTensors, calls: Calls, execution: Execution, host: OnHost) -> None:
         self._tensors = tensors
+        self._weights = tensors.weights
         self._owners = tensors.weights.owners
         self._devices = tensors.devices
         self._results_on_host = tensors.results_on_host
@@ -51,11 +52,12 @@ class Computing:
         uses: Uses = {}
         weights: List[Weight] = []
         others: List[torch.Tensor] = []
+        forgotten = self._weights.forgotten
         on_device = gather(args, self._owners, uses, weights, others)
         if kwargs:
             on_device = gather(kwargs.values(), self._owners, uses, weights, others) or on_device
         if function.takes_lengths and uses.pop(id(lengths_of(function.name, args)), None) is not None:
-            weights = [part.weight for _, part in uses.values() if part is not None]
+            weights = list(dict.fromkeys([part.weight for _, part in uses.values() if part is not None]))
             others = [tensor for tensor, part in uses.values() if part is None]
         if not uses:
             return self._execution.run_on_devices(function, args, kwargs) if on_device else self._factory(function, args, kwargs)
@@ -66,16 +68,21 @@ class Computing:
             out = tensors(kwargs["out"])
             if any([tensor.is_cpu for tensor in out]):
                 return self._write(function, args, kwargs, out, uses)
-        if others:
-            others = self._tensors.find_weights(uses, others, weights)
-        if not (weights or on_device or any([self._tensors.belongs(tensor) for tensor in others])):
-            return self._factory(function, args, kwargs)
-        for tensor in others:
-            # One without dimensions may be on the host in any program.
-            if tensor.dim() and tensor not in self._tensors.marks:
-                self._tensors.read.add(tensor)
         with self._devices.lock:
-            return self._execution.run(function, args, kwargs, uses, weights)
+            if self._weights.forgotten != forgotten:
+                # By another thread.
+                known = [part for _, part in uses.values() if part is not None and part.address != NOWHERE]
+                others = [tensor for tensor, part in uses.values() if part not in known]
+                weights = list(dict.fromkeys([part.weight for part in known]))
+            if others:
+                others = self._tensors.find_weights(uses, others, weights)
+            if weights or on_device or any([self._tensors.belongs(tensor) for tensor in others]):
+                for tensor in others:
+                    # One without dimensions may be on the host in any program.
+                    if tensor.dim() and tensor not in self._tensors.marks:
+                        self._tensors.read.add(tensor)
+                return self._execution.run(function, args, kwargs, uses, weights)
+        return self._factory(function, args, kwargs)
 
     def run_code(self, func: Any, args: Args) -> Any:
         """Runs the code of several operations as one."""
@@ -161,4 +168,6 @@ class Computing:
         result = self._host.run(function, args, kwargs, None)
         for tensor in (*targets, *function.written(args, kwargs)):
             self._tensors.changed(tensor)
+        for tensor in targets:
+            self._tensors.rebound(tensor)
         return result

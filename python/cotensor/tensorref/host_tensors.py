@@ -115,7 +115,7 @@ class HostTensors:
         Returns the other tensors."""
         others: List[torch.Tensor] = []
         for tensor in tensors:
-            part = uses[id(tensor)][1] or self.part(tensor)
+            part = self.part(tensor)
             if part is None:
                 others.append(tensor)
                 continue
@@ -158,6 +158,14 @@ class HostTensors:
         for mover in self.devices.everywhere():
             for weight in mover.weights.sharing(tensor) if mover is not by else ():
                 weight.edits += 1
+
+    def rebound(self, tensor: torch.Tensor) -> None:
+        """A tensor of the host may show other elements than before, also from the address that it had (``set_``, ``resize_``).
+        All sessions look at it before its next use."""
+        for mover in self.devices.everywhere():
+            owner = mover.weights.owners.get(id(tensor))
+            if owner is not None:
+                mover.weights.forget_address(owner)
 
     def exposed(self, tensor: torch.Tensor) -> None:
         """The program has the address of a tensor, and may write at any time."""

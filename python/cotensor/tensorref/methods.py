@@ -170,7 +170,10 @@ def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
     with torch._C.DisableTorchFunction():
         if threads.entered() and tensor.is_cpu:
             sources, named = tuple(map(to_host, sources)), {name: to_host(value) for name, value in named.items()}
-        return torch._C.TensorBase.set_(tensor, *sources, **named)
+        result = torch._C.TensorBase.set_(tensor, *sources, **named)
+        for session in threads.everywhere():
+            session.tensors.rebound(tensor)
+        return result
 
 
 def _give_out(give: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -154,7 +154,7 @@ class Offload(TorchFunctionMode):
         ``operations`` are triples: the name of PyTorch's function, the names of its weights, and its time in microseconds.
         """
         self._add_models()
-        numbers = {weight.name: weight for weight in self.movers[0].weights.all}
+        numbers = {weight.name: weight for weight in self.movers[0].weights.all if weight.owners}
         announced: List[Tuple[str, List[Weight], int]] = []
         for name, uses, micros in operations:
             missing = [use for use in uses if use not in numbers]

@@ -132,5 +132,6 @@ class Showing:
 
     def _is_gradient(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the gradient of a weight: ``Module.to`` assigns its elements."""
-        managed = [owner.tensor for owner in self._tensors.weights.owners.values()]
+        # A list at once: other threads add weights.
+        managed = [owner.tensor for owner in list(self._tensors.weights.owners.values())]
         return any([owner.grad is tensor for owner in [*managed, *self._tensors.of_models()] if owner.is_leaf])

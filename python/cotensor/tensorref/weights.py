@@ -12,9 +12,15 @@ from .known import MEMORY, TENSORS, Holder
 from .shared_copies import SharedCopies
 from .simulated.tensor import raw_storage
 
+#: The address of a tensor that may show other memory than before, or that is not a weight any more.
+NOWHERE = -1
+
 
 class Weight:
-    """A range of host memory that tensors of a model share, and its copy on the device."""
+    """A range of host memory that tensors of a model share, and its copy on the device.
+
+    One that has lost its tensors gets the memory of a later one (:meth:`take`): drivers count what they have ever managed, and
+    plans know weights by their numbers."""
 
     __slots__ = (
         "copy", "dtype", "edits", "end", "exposed", "is_leased", "is_private", "key", "landing", "name", "number", "owners",
@@ -23,28 +29,32 @@ class Weight:
 
     def __init__(self, number: int, name: str, tensor: torch.Tensor, start: int, end: int) -> None:
         self.number = number
-        self.name = name
-        self.dtype = tensor.dtype
-        #: Elements of the storage.
-        self.start, self.end = start, end
-        self.source = tensor.detach().as_strided((end - start,), (1,), start)
         #: The tensors of the model in this range.
         self.owners: List[Part] = []
         #: Writes that no version shows.
         self.edits = 0
-        #: The state of the host's memory that ``copy`` has.
-        self.seen = -1
-        #: Whether a program may write the memory unseen; then each use copies.
-        self.exposed = False
         self.copy: Optional[torch.Tensor] = None
         #: Whether ``copy`` is one that programs share.
         self.is_leased = False
-        #: Whether operations on the device write copies.
-        self.is_private = False
         #: The copy on its way, if the device copies beside operations.
         self.landing: Optional[Landing] = None
         #: The memory of ``copy``.
         self.key = 0
+        self.take(name, tensor, start, end)
+
+    def take(self, name: str, tensor: torch.Tensor, start: int, end: int) -> None:
+        """Gets the memory of a tensor: the elements from ``start`` to ``end`` of its storage."""
+        self.name = name
+        self.dtype = tensor.dtype
+        self.start, self.end = start, end
+        self.source = tensor.detach().as_strided((end - start,), (1,), start)
+        self.edits += 1
+        #: The state of the host's memory that ``copy`` has.
+        self.seen = -1
+        #: Whether a program may write the memory unseen; then each use copies.
+        self.exposed = False
+        #: Whether operations on the device write copies.
+        self.is_private = False
 
     @property
     def size_bytes(self) -> int:
@@ -175,15 +185,19 @@ class Weights(Holder):
     def __init__(self) -> None:
         super().__init__()
         self.all: List[Weight] = []
+        #: How often the address of an owner was forgotten.
+        self.forgotten = 0
         #: The tensors of the model, by their ids.
         self.owners: Dict[int, Part] = {}
         #: The storages of owners without elements, by their numbers.
         self.empty: Dict[int, torch.UntypedStorage] = {}
         #: By storage; most storages are one weight.
         self.by_storage: Dict[int, List[Weight]] = {}
+        #: Weights without tensors, by their bytes.
+        self._free: Dict[int, List[Weight]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> Optional[Weight]:
-        """Manages a tensor on the host. Returns its weight if it is a new one."""
+        """Manages a tensor on the host. Returns its weight if that has a new number."""
         if id(tensor) in self.owners or not manageable(tensor):
             return None
         if tensor.numel() == 0:
@@ -199,12 +213,17 @@ class Weights(Holder):
         if any(weight.start < end and start < weight.end for weight in ranges):
             # Overlaps in part: it is copied for each use.
             return None
-        weight = Weight(len(self.all), name, tensor, start, end)
+        free = self._free.get((end - start) * tensor.element_size())
+        if free:
+            weight, added = free.pop(), None
+            weight.take(name, tensor, start, end)
+        else:
+            weight = added = Weight(len(self.all), name, tensor, start, end)
+            self.all.append(weight)
         ranges.append(weight)
         MEMORY.add(raw_storage(tensor), self.key)
-        self.all.append(weight)
         self._own(tensor, weight)
-        return weight
+        return added
 
     def _own(self, tensor: torch.Tensor, weight: Weight) -> None:
         part = self.owners[id(tensor)] = Part(tensor, weight)
@@ -221,10 +240,17 @@ class Weights(Holder):
         start, end = extent(tensor)
         return weight.start <= start and end <= weight.end
 
+    def forget_address(self, owner: Part) -> None:
+        """The next operation looks where the memory of an owner is."""
+        owner.address = NOWHERE
+        self.forgotten += 1
+
     def remove(self, owner: Part) -> None:
         """A tensor no longer owns its weight; a weight without owners frees its memory."""
         weight = owner.weight
         weight.owners.remove(owner)
+        self.forget_address(owner)
+        owner.plain = owner.linked = None
         del self.owners[id(owner.tensor)]
         TENSORS.discard(id(owner.tensor), self.key)
         if not weight.owners:
@@ -234,6 +260,7 @@ class Weights(Holder):
                 del self.by_storage[memory]
                 MEMORY.discard(memory, self.key)
             weight.source = torch.empty(0, dtype=weight.dtype)
+            self._free.setdefault(weight.size_bytes, []).append(weight)
 
     def part(self, tensor: torch.Tensor) -> Optional[Part]:
         """A host tensor as a part of the weight whose memory it shows."""
