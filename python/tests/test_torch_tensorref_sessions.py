@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorref_common import X, check, mlp  # noqa: E402
+from tensorref_common import STRATEGIES, X, check, mlp  # noqa: E402
 
 from cotensor.errors import InvalidError  # noqa: E402
 from cotensor.tensorref import Middleware, Strategy, disable, enable, offload  # noqa: E402
@@ -82,6 +82,27 @@ def test_enable_without_a_block(strategy):
         disable(model)
     assert model[0].weight.device.type == "cpu" and not model._forward_hooks
     check(model, y)
+
+
+MODELS = {"list": lambda *models: list(models), "dict": lambda *models: dict(enumerate(models)), "tuple": lambda *models: models}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_enable_takes_what_offload_takes(kind, strategy):
+    first, second = mlp(2), mlp(2, seed=1)
+    models, equal = MODELS[kind](first, second), MODELS[kind](first, second)
+    enable(models, "simulated", strategy=strategy)
+    # Again: the first session ends.
+    session = enable(models, "simulated", strategy=strategy)
+    try:
+        disable(equal)
+        assert session.is_entered and first[0].weight.device.type == second[0].weight.device.type == "simulated"
+        y = second(first(X))
+    finally:
+        disable(models)
+    disable(models)
+    assert not session.is_entered and first[0].weight.device.type == second[0].weight.device.type == "cpu"
+    torch.testing.assert_close(y.detach().cpu(), second(first(X)).detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_wrong_arguments(memory):
@@ -228,11 +249,16 @@ def test_other_modules_move_back_to_the_host(strategy):
             assert module.weight.device.type == "cpu" and type(module.weight) is torch.nn.Parameter
 
 
-def test_parameters_that_a_model_was_given_stay_where_they_are(strategy):
+@STRATEGIES
+@pytest.mark.parametrize("goes_home", [False, True])
+def test_parameters_that_a_model_was_given_stay_where_they_are(goes_home, strategy):
     model = mlp(1)
     given = {name: tensor * 2 for name, tensor in model.state_dict().items()}
     with offload(model, "simulated", strategy=strategy):
         model.load_state_dict(given, assign=True)
+        if goes_home:
+            model.cpu()
+            assert [tensor.device.type for tensor in model.parameters()] == ["cpu"] * 2
         model.to("simulated")
         assert model[0].weight.device.type == "simulated"
         with torch.no_grad():
@@ -355,6 +381,37 @@ def test_a_backward_pass_after_the_block_keeps_no_copies(strategy):
     with session:
         model(X.to("simulated")).sum().backward()
         assert session.stats()["used_bytes"] or strategy in ("cpu", "genoa")
+
+
+class Pausing(torch.nn.Module):
+    """Tells that it has begun, and waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        self.begun.set()
+        assert self.goes_on.wait(60)
+        return x
+
+
+@STRATEGIES
+def test_a_call_that_goes_on_after_the_block_makes_no_copies(strategy):
+    pausing = Pausing()
+    model = torch.nn.Sequential(mlp(2), pausing, mlp(2, seed=1))
+    with ThreadPoolExecutor(1) as before:
+        before.submit(int).result()
+        with offload(model, "simulated", strategy=strategy) as session:
+            calling = before.submit(model, X)
+            assert pausing.begun.wait(60)
+        pausing.goes_on.set()
+        y = calling.result(60)
+        assert session.stats()["used_bytes"] == 0 and not session.movers[0].by_copy
+        check(model, y)
+        with session:
+            y = model(X)
+        check(model, y)
 
 
 class Waits(Middleware):

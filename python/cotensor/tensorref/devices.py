@@ -68,6 +68,13 @@ class Devices:
                 if device is None or mover.device == device:
                     self.free(mover)
 
+    def end(self) -> None:
+        """The session ends: frees all copies, and makes no others for threads that still run operations."""
+        with self.lock:
+            for mover in self.movers:
+                mover.has_ended = True
+            self.drop_all()
+
     def drop_all(self) -> None:
         """Frees all copies."""
         with self.lock:

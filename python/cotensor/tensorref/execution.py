@@ -89,7 +89,7 @@ class Execution:
         if on_device and weights:
             if mover.shared is not None:
                 self._own_written(mover, function, args, kwargs, weights)
-            on_device = mover.begin(function.name, weights)
+            on_device = not mover.has_ended and mover.begin(function.name, weights)
         started = time.perf_counter_ns()
         if not on_device:
             result = self._host.run(function, args, kwargs, mover)

@@ -42,7 +42,7 @@ class Mover:
         #: Bytes of copies that no other program has.
         self.private_bytes = 0
         self._makes_room = False
-        #: Whether the session has ended: a backward pass after it keeps no copies.
+        #: Whether the session has ended: a backward pass after it keeps no copies, and operations of its last threads make none.
         self.has_ended = False
         if not isinstance(strategy, (str, Strategy)):
             text = f"strategy: pass a name or an object of a class derived from Strategy, not {strategy!r}"
@@ -290,7 +290,6 @@ class Mover:
 
     def end_sharing(self) -> None:
         """The session ends: makes copies of its own again, after all copies are freed."""
-        self.has_ended = True
         if self.shared is not None:
             self.shared = None
             self.memory.pool_bytes = 0

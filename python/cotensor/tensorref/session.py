@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -214,6 +213,7 @@ class Offload(TorchFunctionMode):
                 share = brokers.join(mover, self._share_required) if self._broker else None
                 self._shares += [] if share is None else [share]
         except BaseException:
+            self.devices.end()
             self._leave()
             raise
         self._modules.begin(self.models)
@@ -240,7 +240,7 @@ class Offload(TorchFunctionMode):
                     _bring_home(model)
         finally:
             self.tensors.forget_all()
-            self.devices.drop_all()
+            self.devices.end()
             for mover in self.movers:
                 mover.paths.close()
             self._leave()
@@ -254,7 +254,9 @@ class Offload(TorchFunctionMode):
             mover.end_sharing()
 
 
-_enabled: "weakref.WeakKeyDictionary[Any, Offload]" = weakref.WeakKeyDictionary()
+#: What :func:`enable` got, which may have no hash, with its session.
+_enabled: List[Tuple[Any, Offload]] = []
+_enabling = threading.Lock()
 
 
 def offload(
@@ -304,17 +306,21 @@ def enable(model: Any, device: Any = None, **options: Any) -> Offload:
     disable(model)
     session = offload(model, device, **options)
     session.__enter__()
-    _enabled[model] = session
+    with _enabling:
+        _enabled.append((model, session))
     return session
 
 
 def disable(model: Any) -> None:
-    """Ends :func:`enable` for a model, in the same thread. Nothing happens if it is not enabled."""
-    session = _enabled.get(model)
+    """Ends :func:`enable` for a model, in the same thread. Nothing happens if it is not enabled. Of several modules, ``model`` is
+    the same object: list, dictionary or pipeline."""
+    with _enabling:
+        session = next((session for enabled, session in _enabled if enabled is model), None)
     if session is not None:
         if not threads.is_in(session):
             raise InvalidError("model: call disable in the thread that has called enable", field="model")
-        del _enabled[model]
+        with _enabling:
+            _enabled[:] = [entry for entry in _enabled if entry[1] is not session]
         session.__exit__(None, None, None)
 
 
