@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorref_common import X, mlp  # noqa: E402
+from tensorref_common import STRATEGIES, X, check, mlp  # noqa: E402
 
 from cotensor.tensorref import offload  # noqa: E402
 
@@ -86,3 +87,43 @@ def test_models_move_to_and_from_the_device_meta():
         model.to("meta")
         assert model[0].weight.is_meta
     assert model[0].weight.is_meta
+
+
+HOMES = {"cpu": lambda module: module.cpu(), "to": lambda module: module.to("cpu")}
+
+
+@STRATEGIES
+@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("home", HOMES)
+def test_a_model_that_moves_to_the_host_shows_it(home, sessions, strategy):
+    def program(model, x):
+        y = model(x)
+        HOMES[home](model)
+        shown = {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]}
+        y.sum().backward()
+        # An operation that reads a parameter manages it again.
+        z = model(x)
+        return shown, model[0][0].weight.device.type, [one.detach().cpu() for one in (y, z, model[0][0].weight.grad)]
+
+    model, plain = [torch.nn.Sequential(mlp(1), torch.nn.BatchNorm1d(16)).eval() for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        for _ in range(sessions):
+            stack.enter_context(offload(model, "simulated", strategy=strategy))
+        shown, device, found = program(model, X.to("simulated"))
+    assert (shown, device) == ({"cpu"}, "simulated")
+    for one, other in zip(found, program(plain, X)[2]):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@STRATEGIES
+def test_a_part_that_moves_to_the_host_shows_it(strategy):
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        model(X)
+        model[0].cpu()
+        model[1].double().to("simulated").float()
+        assert [part.weight.device.type for part in model] == ["cpu", "simulated"]
+        torch.nn.ModuleList([model]).cpu()
+        assert [part.weight.device.type for part in model] == ["cpu", "cpu"]
+        y = model(X)
+    check(model, y)

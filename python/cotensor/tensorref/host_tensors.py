@@ -92,17 +92,21 @@ class HostTensors:
         sources = sum([1 + weight.source._is_view() for weight in weights])
         return torch._C._storage_Use_Count(memory) <= len(owners) + count * sources + 1
 
-    def add_models(self) -> None:
-        """Manages the parameters and buffers of the models."""
+    def add_models(self, part: Optional[torch.nn.Module] = None) -> None:
+        """Manages the parameters and buffers of the models, or of one part of them."""
+        found = None if part is None else {id(tensor) for _, tensor in tensors_of(part)}
         for model in self.models:
             for name, tensor in tensors_of(model):
-                self.add(name, tensor)
+                if found is None or id(tensor) in found:
+                    self.add(name, tensor)
 
-    def add_parameters(self) -> None:
-        """Manages the parameters of the models."""
+    def add_parameters(self, part: torch.nn.Module) -> None:
+        """Manages the parameters of a part of the models."""
+        found = {id(parameter) for parameter in part.parameters()}
         for model in self.models:
             for name, parameter in model.named_parameters():
-                self.add(name, parameter)
+                if id(parameter) in found:
+                    self.add(name, parameter)
 
     def add_read(self, tensors: Iterable[Optional[torch.Tensor]]) -> None:
         """Manages those of some buffers that operations have read: without the session, they would be on the device already."""
@@ -152,6 +156,14 @@ class HostTensors:
         with self.devices.lock:
             for mover in self.devices.movers:
                 mover.release(mover.weights.owners[id(owner.tensor)])
+
+    def come_home(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The program has moved parameters to the host: they are where their memory is, until an operation reads them."""
+        for parameter in parameters:
+            owner = self.weights.owners.get(id(parameter))
+            if owner is not None:
+                self.released(owner)
+            self.show(parameter, False)
 
     def changed(self, tensor: torch.Tensor, by: Optional[Mover] = None) -> None:
         """A tensor of the host was written without a new version; the copy of ``by`` was, too. All sessions have to know."""

@@ -136,6 +136,12 @@ class _Applied:
         self.came_home = self.came_home or home is not result
         return home
 
+    def leads(self, device: torch.device, other: torch.device) -> bool:
+        """Whether it moves tensors from one device to another one, as those of ``Module.cpu``. Asks for one without elements."""
+        with torch._C.DisableTorchFunction(), contextlib.suppress(Exception):
+            return bool(self.function(torch.empty(0, device=device)).device.type == other.type)
+        return False
+
 
 def _apply_to_module(module: Any, apply: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """A module that ran inside of the block, such as a copy of a model, is on the device for the program: ``to`` keeps its
@@ -155,13 +161,19 @@ def _apply_to_module(module: Any, apply: Any, fn: Any, *args: Any, **kwargs: Any
     applied = _Applied(fn.function if is_inside else fn, any([module is part for part in parts]))
     if not applied.is_of_model:
         return apply(module, fn if is_inside else applied, *args, **kwargs)
-    with torch._C.DisableTorchFunction():
-        for session in sessions:
-            session.tensors.add_parameters()
+    device, host = sessions[0].devices.target, torch.device("cpu")
+    leads_home = applied.leads(device, host)
+    if applied.leads(host, device):
+        with torch._C.DisableTorchFunction():
+            for session in sessions:
+                session.tensors.add_parameters(module)
     result = apply(module, applied, *args, **kwargs)
     with torch._C.DisableTorchFunction():
-        for session in sessions if applied.came_home else ():
-            session.tensors.add_models()
+        for session in sessions:
+            if leads_home:
+                session.tensors.come_home(module.parameters())
+            elif applied.came_home:
+                session.tensors.add_models(module)
     return result
 
 
