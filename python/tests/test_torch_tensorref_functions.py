@@ -6,9 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
 from tensorref_common import STRATEGIES, X, calls, mlp, runs_as_on_host  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from cotensor.tensorref import offload  # noqa: E402
+from cotensor.tensorref.random_numbers import draws  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("memory")
 
@@ -328,3 +331,46 @@ def test_sparse_gradients_have_the_elements_of_the_host(strategy):
         return [model.weight.grad._indices(), model.weight.grad._values()]
 
     runs_as_on_host(lambda: torch.nn.Embedding(10, 16, sparse=True), program, strategy, False)
+
+
+#: Functions that draw random numbers, of a weight and a result.
+DRAWS = {
+    "dropout": lambda w, y: F.dropout(w),
+    "dropout of a result": lambda w, y: F.dropout(y * 2),
+    "rrelu": lambda w, y: F.rrelu(w, training=True),
+    "gumbel_softmax": lambda w, y: F.gumbel_softmax(w),
+    "attention": lambda w, y: F.scaled_dot_product_attention(w[None], w[None], w[None], dropout_p=0.5),
+    "bernoulli": lambda w, y: torch.bernoulli(w.sigmoid(), generator=torch.Generator().manual_seed(1)),
+    "like": lambda w, y: torch.rand_like(w) * w,
+    "factory": lambda w, y: torch.rand(3, device=y.device) * 2,
+}
+
+
+@STRATEGIES
+@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_are_drawn_once_without_memory(name, after, strategy, memory):
+    def program(model, x, fails):
+        y = model(x)
+        torch.manual_seed(1)
+        if fails:
+            memory.fail(1, after=after)
+        result = DRAWS[name](model[0].weight, y)
+        memory.fail(0)
+        return [result, torch.rand(3)]
+
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        expected = program(mlp(1), X, False)
+        model = mlp(1)
+        with offload(model, "simulated", strategy=strategy, memory="1MiB"):
+            found = program(model, X.to("simulated"), True)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
+
+
+def test_functions_that_draw_are_known():
+    draw = [F.dropout, torch.bernoulli, torch.rand, torch.Tensor.normal_, F.scaled_dot_product_attention, torch.lstm]
+    draw += [F.gumbel_softmax, F.multi_head_attention_forward, torch.ops.aten.native_dropout, torch.ops.aten.rand.default]
+    assert [draws(one) for one in draw] == [True] * len(draw)
+    others = [F.linear, F.relu, F.layer_norm, torch.add, torch.Tensor.__add__, torch.Tensor.__getitem__, torch.Tensor.T.__get__]
+    assert [draws(one) for one in others] == [False] * len(others)

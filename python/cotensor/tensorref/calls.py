@@ -11,6 +11,7 @@ from torch._C import _len_torch_function_stack
 from .arguments import Args, Kwargs
 from .devices import Devices
 from .operations import SAVES_EARLY, TAKE_LENGTHS, Kind, kind_of, may_write, name_of, written_by
+from .random_numbers import draws, kept
 
 #: Tensors that an operation writes are kept, to be restored before it runs again, up to so many bytes together.
 _KEPT_BYTES_MAX = 1 << 20
@@ -19,7 +20,7 @@ _KEPT_BYTES_MAX = 1 << 20
 class Function:
     """A function of PyTorch or of the program, and what is known of its calls."""
 
-    __slots__ = ("call", "is_in_place", "is_operator", "may_write", "name", "saves_early", "takes_lengths")
+    __slots__ = ("call", "is_in_place", "is_operator", "is_random", "may_write", "name", "saves_early", "takes_lengths")
 
     def __init__(self, func: Any) -> None:
         #: The function itself, for :func:`call`.
@@ -29,6 +30,8 @@ class Function:
         self.is_operator = isinstance(func, torch._ops.OpOverload)
         #: Whether it writes its first argument, by its name.
         self.is_in_place = kind_of(func) is Kind.IN_PLACE
+        #: Whether it may draw random numbers.
+        self.is_random = draws(func)
 
     def written(self, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
         """The arguments that a call writes, perhaps without a new version, such as statistics."""
@@ -76,18 +79,27 @@ class Calls:
 
     def run(self, function: Function, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
         """Calls a function of the program; None: its tensors may be on any device."""
-        return self.with_memory(function.call, args, kwargs, device, function.written(args, kwargs))
+        restore = kept([mover.device for mover in self._devices.movers], kwargs) if function.is_random else None
+        return self.with_memory(function.call, args, kwargs, device, function.written(args, kwargs), restore)
 
     def with_memory(
-        self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device], statistics: Sequence[torch.Tensor] = ()
+        self,
+        func: Any,
+        args: Args,
+        kwargs: Kwargs,
+        device: Optional[torch.device],
+        statistics: Sequence[torch.Tensor] = (),
+        restore: Optional[Callable[[], None]] = None,
     ) -> Any:
-        """Calls any function that makes tensors on a device."""
+        """Calls any function that makes tensors on a device. ``restore`` is called before a second call."""
         try:
             return call_once(func, args, kwargs, statistics)
         except torch.OutOfMemoryError:
             self._devices.free_all(device)
             if not can_repeat(statistics):
                 raise
+            if restore is not None:
+                restore()
             return call(func, args, kwargs)
 
 

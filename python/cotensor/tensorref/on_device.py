@@ -14,6 +14,7 @@ from .gradients import Substitution, ToDevice, as_linked, transfer, without_infe
 from .host_tensors import HostTensors
 from .mover import Mover
 from .on_host import HOST, OnHost
+from .random_numbers import kept
 from .simulated.tensor import raw_storage
 from .views import has_views, restored
 from .weights import Part
@@ -35,6 +36,7 @@ class OnDevice:
 
     def run(self, function: Function, args: Args, kwargs: Kwargs, uses: Uses, mover: Mover) -> Any:
         """Runs an operation on the device of ``mover``; once more if it finds no memory."""
+        restore = kept([mover.device], kwargs) if function.is_random else None
         try:
             return self._with_copies(function, args, kwargs, uses, mover)
         except torch.OutOfMemoryError:
@@ -43,6 +45,8 @@ class OnDevice:
                 self._devices.free(mover)
                 raise
         self._devices.free(mover)
+        if restore is not None:
+            restore()
         return self._with_copies(function, args, kwargs, uses, mover)
 
     def _with_copies(self, function: Function, args: Args, kwargs: Kwargs, uses: Uses, mover: Mover) -> Any:
