@@ -13,7 +13,7 @@ import torch
 X = torch.linspace(-1, 1, 48).reshape(3, 16)
 
 
-STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
+STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "pinned", "cpu"])
 
 
 def mlp(layers=6, width=16, seed=0):

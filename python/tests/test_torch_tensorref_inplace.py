@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from tensorref_common import X, mlp  # noqa: E402
 
-from cotensor.tensorref import offload, simulated_device  # noqa: E402
+from cotensor.tensorref import Middleware, offload, simulated_device  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("memory")
 
@@ -33,7 +33,14 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize(("strategy", "room"), PLACES)
+class OnHost(Middleware):
+    """Runs each operation with weights on the host."""
+
+    def before_operation(self, operation):
+        return "host"
+
+
+@pytest.mark.parametrize(("strategy", "room"), [*PLACES, ("flow", OnHost()), ("genoa", OnHost())], ids=str)
 @pytest.mark.parametrize("write", sorted(WRITES))
 def test_writes_to_results_stay(write, strategy, room):
     def run(model, x):
@@ -46,8 +53,12 @@ def test_writes_to_results_stay(write, strategy, room):
 
     expected, gradients = run(mlp(2), X.clone())
     model = mlp(2)
-    with offload(model, "simulated", strategy=strategy, memory=room):
+    directed = isinstance(room, OnHost)
+    with offload(model, "simulated", strategy=strategy, memory="1MiB" if directed else room) as session:
+        if directed:
+            session.use(room)
         found, grads = run(model, X.to("simulated"))
+        assert not directed or session.stats()["copies"] == 0
     assert torch.equal(found, expected)
     for one, other in zip(grads, gradients):
         assert (one is None) == (other is None)

@@ -3,6 +3,7 @@
 import pickle
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -41,3 +42,37 @@ def test_hook_that_an_earlier_version_has_pickled_does_nothing():
     hook = pickle.loads(pickled)
     assert hook(torch.nn.Identity(), ()) is None
     assert pickle.loads(pickle.dumps(hook))(torch.nn.Identity(), (), None) is None
+
+
+def test_a_pause_that_has_ended_keeps_nothing():
+    """The thread of a step that failed has ended, or goes on without functions of the session."""
+    pauses, held = Pauses(), []
+
+    def step():
+        kept = torch.nn.Parameter(torch.ones(2))
+        held.append(weakref.ref(kept))
+        pauses.begin(threading.get_ident(), sys._getframe())
+
+    def in_thread(function):
+        thread = threading.Thread(target=function)
+        thread.start()
+        return thread
+
+    in_thread(step).join()
+    assert held[0]() is not None
+    failed, goes_on = threading.Event(), threading.Event()
+    other = in_thread(lambda: (step(), failed.set(), goes_on.wait(60)))
+    assert failed.wait(60)
+    # The frame may have been the caller until here.
+    assert held[0]() is None and held[1]() is not None
+
+    def another():
+        pauses.begin(threading.get_ident(), sys._getframe())
+        assert list(pauses.frames) == [threading.get_ident()] and held[1]() is None
+        in_thread(step).join()
+        # One that has not ended stays.
+        assert pauses.is_paused()
+
+    another()
+    goes_on.set()
+    other.join()

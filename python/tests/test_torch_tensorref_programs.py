@@ -12,7 +12,7 @@ from tensorref_common import STRATEGIES, X, calls, mlp, runs_as_on_host  # noqa:
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cotensor.errors import UnsupportedError  # noqa: E402
-from cotensor.tensorref import offload  # noqa: E402
+from cotensor.tensorref import offload, simulated_device  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("memory"), pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")]
 
@@ -207,6 +207,20 @@ def test_torchscript_inside_of_the_block_is_an_error(compiler, strategy):
 def test_data_parallel_is_an_error():
     with pytest.raises(UnsupportedError, match="DataParallel"):
         offload(torch.nn.Sequential(torch.nn.DataParallel(mlp(1))), "simulated")
+
+
+@STRATEGIES
+def test_data_parallel_inside_of_the_block_is_an_error(strategy):
+    simulated_device(count=2)
+    model = mlp(1)
+    around = torch.nn.DataParallel(model)
+    with offload(model, "simulated", strategy=strategy):
+        x = X.to("simulated")
+        for parallel in (around, torch.nn.DataParallel(model)):
+            with pytest.raises(UnsupportedError, match="offload its module to a list of devices"):
+                parallel(x)
+        with pytest.raises(UnsupportedError, match="offload its module to a list of devices"):
+            torch.nn.parallel.data_parallel(model, x, [0, 1])
 
 
 @pytest.mark.parametrize("strategy", [None, "genoa", "flow"])

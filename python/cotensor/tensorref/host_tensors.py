@@ -188,6 +188,13 @@ class HostTensors:
             for weight in mover.weights.sharing(tensor):
                 weight.exposed = True
 
+    def conceal(self) -> None:
+        """The program writes by no address any more that it was given."""
+        with self.devices.lock:
+            for mover in self.devices.movers:
+                for weight in mover.weights.all:
+                    weight.exposed = False
+
     def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether tensors of the host fit on each device together, beside activations."""
         weights: Set[Weight] = set()

@@ -16,6 +16,7 @@ from ..errors import UnsupportedError
 from . import threads, transforms
 from .arguments import mapped, to_device, to_host
 from .gradients import Substitution
+from .options import PARALLEL
 from .simulated import device as simulated
 from .swaps import swap_tensors
 
@@ -64,6 +65,9 @@ def begin() -> None:
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
         _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
         _replace(torch.jit, "trace", functools.partial(_refuse_inside, "trace", torch.jit.trace))
+        parallel: Any = torch.nn.DataParallel
+        _replace(parallel, "forward", functools.partialmethod(_refuse_replicas, parallel.forward))
+        _replace(torch.nn.parallel, "data_parallel", functools.partial(_refuse_copies, torch.nn.parallel.data_parallel))
         for owner, name in _CAPSULES:
             if hasattr(owner, name):
                 _replace(owner, name, functools.partial(_give_out, getattr(owner, name)))
@@ -145,7 +149,8 @@ class _Applied:
 
 def _apply_to_module(module: Any, apply: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """A module that ran inside of the block, such as a copy of a model, is on the device for the program: ``to`` keeps its
-    buffers as it keeps parameters. A backward pass may wait for them. So are parameters that a model was given."""
+    buffers as it keeps parameters. A backward pass may wait for them. Parameters that a model was given are on the device when it
+    moves there, and all are on the host when it moves to that."""
     sessions = threads.entered()
     if not sessions:
         return apply(module, fn, *args, **kwargs)
@@ -242,6 +247,19 @@ def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: A
     if threads.entered() and isinstance(value, torch.nn.Module):
         raise UnsupportedError(f"torch.jit.{name}: call it before the block of offload, which runs scripted modules on the host")
     return function(value, *args, **kwargs)
+
+
+def _refuse_replicas(parallel: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """A ``DataParallel`` that was made inside of the block, or around a model of it."""
+    if threads.entered() and len(parallel.device_ids) > 1:
+        raise UnsupportedError(PARALLEL, field="model")
+    return forward(parallel, *args, **kwargs)
+
+
+def _refuse_copies(run: Any, *args: Any, **kwargs: Any) -> Any:
+    if threads.entered():
+        raise UnsupportedError(PARALLEL, field="model")
+    return run(*args, **kwargs)
 
 
 def _export_outside(export: Any, module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,14 +14,15 @@ from .sizes import rate_bytes
 #: Bytes of the copy that measures the link.
 _PROBE_BYTES = 16 << 20
 _SIMULATED_BANDWIDTH = 12_000_000_000
+#: The error of modules that PyTorch copies to several devices.
+PARALLEL = "model: DataParallel copies weights to devices itself; offload its module to a list of devices instead"
 
 
 def modules_of(model: Any) -> List[torch.nn.Module]:
     """The modules of a module, a list of them, or a pipeline."""
     if isinstance(model, torch.nn.Module):
         if any([isinstance(part, torch.nn.DataParallel) for part in model.modules()]):
-            text = "model: DataParallel copies weights to devices itself; offload its module to a list of devices instead"
-            raise UnsupportedError(text, field="model")
+            raise UnsupportedError(PARALLEL, field="model")
         return [model]
     components = getattr(model, "components", model)
     values = components.values() if isinstance(components, dict) else components

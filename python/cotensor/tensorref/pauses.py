@@ -14,10 +14,25 @@ class Pauses:
     def __init__(self) -> None:
         #: By thread; None: for good.
         self.frames: Dict[int, Optional[types.FrameType]] = {}
+        self._lock = threading.RLock()
 
     def begin(self, thread: int, frame: Optional[types.FrameType]) -> None:
         """Pauses a thread while ``frame`` is among its callers; None: for good."""
-        self.frames[thread] = frame
+        with self._lock:
+            self._forget_ended()
+            self.frames[thread] = frame
+
+    def _forget_ended(self) -> None:
+        """Forgets frames that have ended without :meth:`end`: each keeps the arguments of a step. Their threads may have ended,
+        too, or call no function of the session."""
+        held = list(self.frames.items())
+        # After those, so that it has the callers of each frame that has not ended.
+        running = sys._current_frames() if held else {}
+        for thread, frame in held:
+            if frame is not None and self.frames.get(thread) is frame and not _has_caller(running.get(thread), frame):
+                self.frames.pop(thread, None)
+        # It has the frame of this call, which would keep those that have ended.
+        running.clear()
 
     def end(self, thread: int) -> Optional[types.FrameType]:
         """Ends the pause of a thread. Returns its frame."""
@@ -33,9 +48,14 @@ class Pauses:
         frame = self.frames.get(thread)
         if frame is None:
             return thread in self.frames
-        caller: Optional[types.FrameType] = sys._getframe()
-        while caller is not None and caller is not frame:
-            caller = caller.f_back
-        if caller is None:
-            del self.frames[thread]
-        return caller is not None
+        if _has_caller(sys._getframe(), frame):
+            return True
+        self.frames.pop(thread, None)
+        return False
+
+
+def _has_caller(frame: Optional[types.FrameType], caller: types.FrameType) -> bool:
+    """Whether a frame is another one, or that is among its callers."""
+    while frame is not None and frame is not caller:
+        frame = frame.f_back
+    return frame is not None

@@ -194,9 +194,16 @@ class Offload(TorchFunctionMode):
         shares = [mover.memory.share for mover in movers if mover.memory.share is not None]
         return {**counts, "share_bytes": sum(shares)} if shares else counts
 
-    def invalidate(self) -> None:
-        """Drops all copies: call it after writing weights in a way that PyTorch does not see."""
+    def invalidate(self, *, written_by_address: bool = True) -> None:
+        """Drops all copies: call it after writing weights in a way that PyTorch does not see.
+
+        A weight whose address was given out (``numpy()``, ``data_ptr()``, a saved checkpoint) is copied for each use.
+        ``written_by_address=False`` says that the program writes none by these addresses any more: then copies are kept again,
+        until the next address is given out.
+        """
         self.devices.drop_all()
+        if not written_by_address:
+            self.tensors.conceal()
 
     @plainly
     def _add_models(self) -> None:
