@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,66 @@ def test_code_of_a_class_is_a_part_of_its_configuration(tmp_path: Path) -> None:
         spec.loader.exec_module(module)
         hashes.append(origin._config_hash(module.Net, config(), {}))
     assert hashes[0] != hashes[1] and hashes[0] == hashes[2]
+
+
+def program(folder: Path, value: float) -> Any:
+    """A model class, and the class of a part of it in another file, as a program has them at one time."""
+    folder.mkdir()
+    texts = {
+        "program_part": f"""
+            import torch
+
+            class Part(torch.nn.Linear):
+                def reset_parameters(self):
+                    torch.nn.init.constant_(self.weight, {value})
+                    torch.nn.init.zeros_(self.bias)
+        """,
+        "program_model": """
+            from program_part import Part
+            from transformers import BertModel
+
+            class Net(BertModel):
+                def __init__(self, config):
+                    super().__init__(config)
+                    self.part = Part(config.hidden_size, 2)
+        """,
+    }
+    for name, text in texts.items():
+        file = folder / f"{name}.py"
+        file.write_text(textwrap.dedent(text))
+        spec = importlib.util.spec_from_file_location(name, file)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules["program_model"].Net
+
+
+def test_code_of_the_parts_of_a_model_is_a_part_of_its_configuration(store: Any, tmp_path: Path) -> None:
+    for number, value in enumerate((0.5, 0.5, 0.25)):
+        kind = program(tmp_path / str(number), value)
+        torch.manual_seed(1)
+        if value == 0.25:
+            with pytest.raises(cotensor.ConflictError) as raised, ct.shared_weights("m", store):
+                kind._from_config(config())
+            first, second = re.findall(r"Net from a configuration \((\w+)", str(raised.value))
+            assert first != second
+            continue
+        with ct.shared_weights("m", store):
+            shared = kind._from_config(config())
+        assert ct.attachment(shared).version == 1 and torch.equal(shared.part.weight, torch.full((2, 12), value))
+
+
+def test_code_of_the_parts_of_a_checkpoint_with_a_random_part(store: Any, tmp_path: Path) -> None:
+    made(4).save_pretrained(tmp_path / "files")
+    for number, value in enumerate((0.5, 0.5, 0.25)):
+        kind = program(tmp_path / str(number), value)
+        torch.manual_seed(1)
+        if value == 0.25:
+            with pytest.raises(cotensor.ConflictError, match="class or configuration"), ct.shared_weights("m", store):
+                kind.from_pretrained(tmp_path / "files")
+            continue
+        with ct.shared_weights("m", store):
+            shared = kind.from_pretrained(tmp_path / "files")
+        assert ct.attachment(shared).version == 1
 
 
 def test_configuration_of_any_values_has_one_hash() -> None:

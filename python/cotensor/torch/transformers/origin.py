@@ -51,12 +51,19 @@ class Origin:
         files = sorted(Path(os.path.abspath(path)) for path in paths)
         names = ", ".join(file.name for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         described = f"the files {names} of {files[0].parent}" + (" with a key_mapping" if self.key_mapping else "")
-        config = _config_hash(type(model), model.config, {})
+        config = _with_parts(_config_hash(type(model), model.config, {}), model)
         return dataclasses.replace(self, described=described, files=files, stamps=_stamps(files), config=config)
 
     def of_config(self, kind: Any, config: Any, arguments: Mapping[str, Any]) -> "Origin":
-        """The origin of `from_config`."""
-        made = dataclasses.replace(self, config=_config_hash(kind, config, arguments))
+        """The origin of `from_config`; once the model is made, with :meth:`of_parts`."""
+        return self._of_config_hash(kind, _config_hash(kind, config, arguments))
+
+    def of_parts(self, model: Any) -> "Origin":
+        """This origin with the classes of the modules that a model consists of, perhaps on the meta device."""
+        return self._of_config_hash(type(model), _with_parts(self.config, model))
+
+    def _of_config_hash(self, kind: Any, config: str) -> "Origin":
+        made = dataclasses.replace(self, config=config)
         made.described = f"{kind.__name__} from a configuration ({made.config[:8]}, generator {made._random_hash()[:8]})"
         return made
 
@@ -148,7 +155,7 @@ def _config_hash(kind: Any, config: Any, arguments: Mapping[str, Any]) -> str:
     import transformers
 
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-    own = [part for part in kind.__mro__ if not f"{part.__module__}.".startswith(_LIBRARIES)]
+    own = _own_classes(kind)
     made_of = [
         torch.__version__,
         transformers.__version__,
@@ -159,6 +166,18 @@ def _config_hash(kind: Any, config: Any, arguments: Mapping[str, Any]) -> str:
         str(torch.get_default_dtype()),
     ]
     return content_hash("cotensor.torch: config", json.dumps(made_of))
+
+
+def _own_classes(kind: Any) -> List[Any]:
+    """A class and its bases, without those of libraries."""
+    return [part for part in kind.__mro__ if not f"{part.__module__}.".startswith(_LIBRARIES)]
+
+
+def _with_parts(config: str, model: Any) -> str:
+    """The hash of a model's class and configuration, together with the program's classes of its modules."""
+    parts = {part for module in model.modules() for part in _own_classes(type(module))} - set(type(model).__mro__)
+    code = sorted([f"{part.__module__}.{part.__qualname__}", _code(part)] for part in parts)
+    return content_hash("cotensor.torch: parts", config, json.dumps(code)) if code else config
 
 
 def _code(kind: Any) -> str:

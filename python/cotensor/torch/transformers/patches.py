@@ -107,11 +107,13 @@ def _from_config(original: Any) -> Any:
                 with _on_meta():
                     model = original(cls, config, **kwargs)
                 set_generator_state(loading.origin.generator, loading.device)
+                loading.origin = loading.origin.of_parts(model)
                 loading.weights = find_weights(loading, model, same_dtype=True)
                 if loading.weights.is_published:
                     attach_model(loading, model, same_dtype=True)
                     return model
             model = original(cls, config, **kwargs)
+            loading.origin = loading.origin.of_parts(model)
             publish_model(loading, model, is_random=True)
             return model
 
