@@ -51,7 +51,8 @@ def main() -> int:
     options = parser.parse_args()
 
     if options.sample:
-        options.share, options.seed, options.cases_max, options.strategies = 0.05, 10, 2, ["genoa", "flow"]
+        options.share, options.seed, options.cases_max = 0.05, 10, 2
+        options.strategies = ["genoa", "flow", "lru", "references"]
         options.places_max = len(places(options.strategies))
     warnings.simplefilter("ignore")
     # Processes that fork have no other threads of PyTorch.
@@ -59,7 +60,8 @@ def main() -> int:
     # Registers the device before the first backward pass.
     cotensor.tensorref.simulated_device()
     started = time.monotonic()
-    selection = Selection(options.share, options.seed, options.cases_max, options.places_max, options.full_cases)
+    repeated = ["plain", "genoa", "flow"] if options.sample else None
+    selection = Selection(options.share, options.seed, options.cases_max, options.places_max, options.full_cases, repeated)
     run = Run(places(options.strategies), selection, options.jobs, options.case_seconds)
     if options.databases == ["programs"]:
         return _fuzz(run, options)

@@ -267,6 +267,18 @@ def move(machine: Machine, a: int, b: int, c: int) -> None:
     machine.model.to(machine.device)
 
 
+@step("move home", 0.5)
+def move_home(machine: Machine, a: int, b: int, c: int) -> None:
+    """Moves the model to the host, shows it there, and moves it back."""
+    machine.optimizer = None
+    machine.forget_results()
+    with tied(machine.model):
+        machine.model = machine.model.cpu() if a % 2 else machine.model.to("cpu")
+    machine.show([*machine.model.parameters(), *machine.model.buffers()])
+    with tied(machine.model):
+        machine.model.to(machine.device)
+
+
 @step("edit layers", 2)
 def edit(machine: Machine, a: int, b: int, c: int) -> None:
     """Adds, removes or exchanges a layer."""

@@ -288,6 +288,7 @@ _OWN: Dict[str, Tuple[Callable[[Any], None], Callable[[Any, torch.Tensor], torch
     "parts": (_squares, _parts),
     "lists": (_lists, _run_lists),
     "branches": (_square, _branches),
+    "dropped": (_square, lambda layer, x: F.linear(x, F.dropout(layer.weight, 0.3, layer.training), layer.bias)),
     "flat": (_flat, lambda layer, x: F.linear(x, layer.weight, layer.bias)),
     "mixed": (_mixed, _run_mixed),
 }
@@ -309,6 +310,7 @@ _PYTORCH: Dict[str, Callable[[], nn.Module]] = {
     "relu in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
     "gelu": lambda: nn.GELU(),
     "silu": lambda: nn.SiLU(),
+    "dropout": lambda: nn.Dropout(0.3),
 }
 
 LAYERS = (*_PYTORCH, *_OWN)

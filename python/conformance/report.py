@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 import tomllib
 
+from .programs import program_of
 from .runner import Result, Task
 
 KNOWN = Path(__file__).with_name("exceptions.toml")
@@ -34,10 +35,17 @@ class Known:
             if one["database"] == database
             and name in one.get("names", [name])
             and one.get("cause", "") in cause
+            and cause.endswith(one.get("cause_end", ""))
+            and _has_step(database, name, one.get("steps", []))
             and place.split()[0] in one.get("places", [place.split()[0]])
             and variant in one.get("variants", [variant])
         ]
         return found[0] if found else None
+
+
+def _has_step(database: str, name: str, kinds: List[str]) -> bool:
+    """Whether a random program has a step of one of some kinds, if there are some."""
+    return not kinds or (database == "programs" and any([one.kind in kinds for _, one in program_of(name).steps]))
 
 
 class Report:

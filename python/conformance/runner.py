@@ -13,7 +13,7 @@ import time
 import zlib
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -55,6 +55,8 @@ class Selection:
     cases_max: int = 1 << 30
     places_max: int = 1 << 30
     full_cases: int = 1 << 30
+    #: The names of the places of all cases; the first one of each task has others, too. None: all.
+    repeated: Optional[Sequence[str]] = None
 
     def has(self, task: Task) -> bool:
         """Whether the seed selects a task."""
@@ -69,6 +71,8 @@ class Selection:
     def places(self, task: Task, case: Case, places: List[Place], number: int = 0) -> List[Place]:
         """The places of a case, which is the ``number``-th of its task, counted from 0."""
         count = self.places_max if number < self.full_cases else 1
+        if self.repeated is not None and number:
+            places = [place for place in places if place.name in self.repeated]
         return sorted(places, key=lambda place: self._number(f"{task} {case.label} {place}"))[:count]
 
     def _number(self, key: str) -> int:

@@ -103,7 +103,27 @@ def in_threads(machine: Machine, a: int, b: int, c: int) -> None:
     machine.keep(*_threads([lambda: machine.model(machine.inputs(a)), lambda: machine.model(machine.inputs(a + 1))]))
 
 
-def _threads(functions: List[Callable[[], torch.Tensor]]) -> List[torch.Tensor]:
+@step("backward in threads")
+def backward_in_threads(machine: Machine, a: int, b: int, c: int) -> None:
+    """Backward passes at the same time; one may need what it has changed."""
+    parameters = [one for one in machine.model.parameters() if one.requires_grad]
+    if machine.writes_weights or not parameters:
+        return
+
+    def work(number: int, changes: bool) -> Any:
+        result = machine.model(machine.inputs(a + number)).exp()
+        if changes:
+            result.mul_(2)
+        try:
+            return torch.autograd.grad(loss_of(result), parameters, allow_unused=True)
+        except RuntimeError as error:
+            return type(error).__name__
+
+    machine.model.eval()
+    machine.show(_threads([lambda: work(0, False), lambda: work(1, c % 2 == 0)]), device=False)
+
+
+def _threads(functions: List[Callable[[], Any]]) -> List[Any]:
     found: Dict[int, Any] = {}
 
     def work(number: int, function: Callable[[], torch.Tensor]) -> None:

@@ -104,6 +104,9 @@ def test_the_seed_chooses_the_places_of_each_case():
     assert all([len(set(found)) == 3 for found in chosen(0, 3)])
     assert {place for found in chosen(0, 3) for place in found} == set(all_), "together, the cases have all places"
     assert all([set(found) == set(all_) for found in chosen(0, 99)])
+    selection = Selection(repeated=["plain", "genoa"])
+    assert len(selection.places(TASK, cases[0], all_, 0)) == len(all_)
+    assert {place.name for place in selection.places(TASK, cases[1], all_, 1)} == {"plain", "genoa"}
     selection = Selection(places_max=3, full_cases=90)
     counts = [len(selection.places(TASK, case, all_, number)) for number, case in enumerate(cases)]
     assert counts == [3] * 90 + [1] * 10
@@ -182,6 +185,55 @@ def test_report_counts_exceptions_and_fails_below_the_floor(tmp_path):
         "operators plain: 33.33 % is below 50.0 %",
     ]
     assert report.skipped == {"operators": 1}
+
+
+def test_an_exception_of_rounding_hides_no_other_values(tmp_path):
+    def cause(one, other):
+        outcomes = [Outcome(), Outcome()]
+        for outcome, value in zip(outcomes, (one, other)):
+            outcome.show("gradient of layers.0.bias", value)
+        return difference(*outcomes)
+
+    path = tmp_path / "exceptions.toml"
+    path.write_text(
+        """
+        wanted = {}
+        [[exception]]
+        database = "operators"
+        cause = "gradient of layers.0."
+        cause_end = "elements, close"
+        reason = "rounding"
+        """
+    )
+    known, sums = Known("whole", path), torch.tensor([100.0, 1e-6, float("inf")])
+    rounded = cause(sums + torch.tensor([1e-5, 1e-4, 0.0]), sums)
+    assert rounded == "gradient of layers.0.bias: elements, close"
+    assert known.reason("operators", "add", "flow half", "forward", rounded) == "rounding"
+    others = [cause(sums * 1.01, sums), cause(sums.double(), sums), cause(sums[:2], sums), cause(-sums, sums)]
+    others += [cause(torch.tensor([True]), torch.tensor([False])), cause(torch.tensor([1]), torch.tensor([2]))]
+    assert [known.reason("operators", "add", "flow half", "forward", one) for one in others] == [None] * 6
+    half = sums.bfloat16()
+    assert cause(half * 1.01, half).endswith("elements, close") and not cause(half * 1.1, half).endswith("close")
+
+
+def test_an_exception_of_a_step_is_one_of_programs_with_it(tmp_path):
+    path = tmp_path / "exceptions.toml"
+    path.write_text(
+        """
+        wanted = {}
+        [[exception]]
+        database = "programs"
+        steps = ["forward out of memory"]
+        cause = "saved"
+        reason = "repeated"
+        """
+    )
+    known, found = Known("whole", path), set()
+    for seed in range(40):
+        has_step = any([step.kind == "forward out of memory" for _, step in programs.program_of(str(seed)).steps])
+        assert known.reason("programs", str(seed), "flow half", "program", "saved") == ("repeated" if has_step else None)
+        found.add(has_step)
+    assert found == {False, True} and known.reason("operators", "add", "flow half", "forward", "saved") is None
 
 
 def test_elements_are_equal_by_bits_except_nan():
