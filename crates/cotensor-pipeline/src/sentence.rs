@@ -23,6 +23,14 @@ pub fn tokens_key(tokens: &TextTokens, prompt: SentencePrompt) -> ContentHash {
     for &id in tokens.ids() {
         hasher.number(u64::from(id));
     }
+    // Those of most tokenizers are zero. Tokens that a caller passes have none.
+    if tokens.type_ids().iter().any(|&of_token| of_token != 0) {
+        // No id.
+        hasher.number(u64::MAX);
+        tokens.type_ids().iter().for_each(|&of_token| {
+            hasher.number(u64::from(of_token));
+        });
+    }
     hasher.number(prompt.tokens as u64);
     if let Some(task) = prompt.task {
         hasher.number(task as u64);

@@ -42,24 +42,17 @@ struct Answer<'s> {
     upload: Option<Upload<'s>>,
 }
 
-/// Blobs that this session has to upload, and no other meanwhile. Passed on to another session on drop, unless their publication was requested.
+/// Blobs that this session has to upload, and no other meanwhile. Passed on to another session on drop, unless the daemon has answered the call
+/// that ends the upload: after an error of the connection, which may have sent nothing.
 struct Upload<'s> {
     session: &'s Session,
     planned: p::BlobUpload,
-    is_requested: bool,
-}
-
-impl Upload<'_> {
-    /// The number for the call that ends the upload, whatever the answer is.
-    fn request(&mut self) -> u64 {
-        self.is_requested = true;
-        self.planned.reservation
-    }
+    is_answered: bool,
 }
 
 impl Drop for Upload<'_> {
     fn drop(&mut self) {
-        if !self.is_requested {
+        if !self.is_answered {
             let params = p::ReservationParams { reservation: self.planned.reservation };
             self.session.notify::<p::DiscardBlobs>(&params);
         }
@@ -93,7 +86,7 @@ fn plan<'s>(
     };
     let (answer, fds) = session.call_work::<p::PlanUpload>(&params, &describe)?;
     // First: an error passes the upload on.
-    let mut upload = answer.upload.map(|planned| Upload { session, planned, is_requested: false });
+    let mut upload = answer.upload.map(|planned| Upload { session, planned, is_answered: false });
     let there =
         |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("an index that was not requested"));
     let (places, descriptors): (Vec<usize>, Vec<_>) = answer.ready.into_iter().unzip();
@@ -123,8 +116,10 @@ fn provide(
     let segment = fill(store, specs, &upload.planned, source)?;
     let fd = descriptor_of(&*segment)?;
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-    let params = p::PublishBlobsParams { reservation: upload.request(), micros };
+    let params = p::PublishBlobsParams { reservation: upload.planned.reservation, micros };
+    // The daemon ends the upload with any answer, and ignores a number that has ended.
     let (published, _) = session.call_long::<p::PublishBlobs>(&params, vec![fd])?;
+    upload.is_answered = true;
     // Each of them, also after an error: the daemon has leased all.
     let open = |descriptor: &p::Descriptor| {
         store.daemon.leases.open_in(session, descriptor, segment.clone(), holder, store.me.clone())

@@ -196,7 +196,7 @@ impl LeaseTable {
         }
     }
 
-    /// As [`open`](Self::open), each of `descriptors`. Also after an error, with which the leases of the others are released.
+    /// As [`open`](Self::open), each of `descriptors`. An error releases the leases of those that are left.
     pub(super) fn open_each(
         &self,
         session: &Session,
@@ -205,10 +205,11 @@ impl LeaseTable {
         holder: &Holder,
         backend: Weak<dyn StoreBackend>,
     ) -> Result<Vec<Lease>> {
-        let mut fds = fds.into_iter();
+        let (mut descriptors, mut fds) = (descriptors.into_iter(), fds.into_iter());
         let open = |descriptor| self.open(session, descriptor, &mut fds, holder, backend.clone());
-        let leases: Vec<Result<Lease>> = descriptors.into_iter().map(open).collect();
-        leases.into_iter().collect()
+        let leases = descriptors.by_ref().map(open).collect();
+        release_all(session, descriptors.map(|left| (TensorId::from(left.id), holder.name())));
+        leases
     }
 
     /// As [`open`](Self::open), for a tensor in a segment that this process has.
@@ -348,6 +349,13 @@ impl LeaseTable {
 }
 
 fn release(session: &Session, id: TensorId, holder: &str) {
-    let leases = vec![p::LeaseParams { id: id.into(), holder: holder.to_owned() }];
-    session.notify::<p::Release>(&p::ReleaseParams { leases });
+    release_all(session, std::iter::once((id, holder)));
+}
+
+fn release_all<'h>(session: &Session, leases: impl Iterator<Item = (TensorId, &'h str)>) {
+    let leases = leases.map(|(id, holder)| p::LeaseParams { id: id.into(), holder: holder.to_owned() });
+    let leases: Vec<_> = leases.collect();
+    if !leases.is_empty() {
+        session.notify::<p::Release>(&p::ReleaseParams { leases });
+    }
 }

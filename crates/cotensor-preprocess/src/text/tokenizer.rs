@@ -57,6 +57,11 @@ impl TextTokens {
         self.encoding.get_ids()
     }
 
+    /// The types of the tokens, such as the number of the sentence in a pair.
+    pub fn type_ids(&self) -> &[u32] {
+        self.encoding.get_type_ids()
+    }
+
     /// Whether the text was longer than the limit.
     pub fn is_truncated(&self) -> bool {
         self.is_truncated

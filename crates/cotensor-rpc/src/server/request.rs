@@ -219,7 +219,8 @@ mod tests {
                 match *answer {
                     Some(number) => {
                         let settled = Arc::clone(&settled);
-                        request.value_settled(&number, Vec::new(), move |is_sent| lock(&settled).push((number, is_sent)));
+                        request
+                            .value_settled(&number, Vec::new(), move |is_sent| lock(&settled).push((number, is_sent)));
                     }
                     None => request.error(ErrorCode::InternalError.into()),
                 }
