@@ -31,7 +31,8 @@ pub(crate) fn markdown() -> String {
          KEY VALUE` changes the file.\n\n\
          `{RUNTIME_DIR}` names another folder than `/tmp/cotensor-UID` for the default socket and the sockets of ports, where `/tmp` is \
          not the same folder for all programs of a user. Set it for all of them.\n\n\
-         `{DRIVER_VARIABLE}` names the library of the GPU driver, instead of `libcuda.so.1`. `{DEVICES_VARIABLE}` lists the UUIDs of the \
+         `{DRIVER_VARIABLE}` names the library of the GPU driver, instead of `libcuda.so.1`, or of `libamdhip64.so.7` where that has \
+         no device. `{DEVICES_VARIABLE}` lists the UUIDs of the \
          machine's CUDA devices, separated by commas, the same list for all programs: the first is `cuda:0`. It is needed for parts \
          of a device (MIG), and where a program sees other devices than the machine has and the driver does not state their numbers. \
          `{MANAGEMENT_VARIABLE}` names the library by which `cotensor scan` and `cotensor who` read what programs take of GPUs, instead of \
