@@ -1,4 +1,4 @@
-"""The parts of cotensor.ray that need no cluster: holdings, imports, submissions, runtime environments."""
+"""The parts of cotensor.ray that need no cluster: holdings, imports, submissions, runtime environments, places of streams."""
 
 import contextlib
 import importlib
@@ -13,11 +13,13 @@ import pytest
 pytest.importorskip("ray")
 
 from conftest import serving  # noqa: E402
+from functions_common import until  # noqa: E402
 from ray._private import ray_constants  # noqa: E402
 
-from cotensor import InvalidError, NotFoundError, RefusedError, UnsupportedError  # noqa: E402
-from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
+from cotensor import InvalidError, IoError, NotFoundError, RefusedError, UnsupportedError  # noqa: E402
+from cotensor.ray import HOOK, runtime_env, submissions, transfer  # noqa: E402
 from cotensor.ray.agent import Agent  # noqa: E402
+from cotensor.ray.arrival import Whole  # noqa: E402
 from cotensor.ray.daemon import socket_of  # noqa: E402
 from cotensor.ray.handle import Spec, copied, is_used, spec_of  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
@@ -251,3 +253,77 @@ def test_runtime_env_has_the_hooks_of_cotensor_and_of_the_program():
     for wrong in [print, "hook"]:
         with pytest.raises(InvalidError, match="module.function"):
             runtime_env({key: wrong})
+
+
+class Gate(Whole):
+    """Bytes that come when the gate opens."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.asked, self.is_open = threading.Semaphore(0), threading.Event()
+
+    def wait(self, offset, timeout):
+        self.asked.release()
+        return self.size if self.is_open.wait(timeout) else offset
+
+
+class Busy:
+    """A server with one place, which a stream has until the gate opens."""
+
+    def __init__(self, monkeypatch):
+        self.refused, refuse = [], transfer._refuse
+        monkeypatch.setattr(transfer, "_refuse", lambda stream, frame: self.refused.append(frame) or refuse(stream, frame))
+        monkeypatch.setattr(transfer, "CONNECTIONS_MAX", 1)
+        monkeypatch.setattr(transfer, "SILENCE_TIMEOUT", 60)
+        monkeypatch.setattr(transfer._Stream, "_patience", lambda self, is_last: 60)
+        self.gate, self.results, self.threads = Gate(b"abc"), [], []
+        self.server = transfer.Server("127.0.0.1", lambda name: self.gate)
+        self.other = transfer.Server("127.0.0.1", lambda name: Whole(b"abc"))
+        self.fetch_later()
+        assert self.gate.asked.acquire(timeout=60)
+
+    def fetch(self, *servers):
+        target = bytearray(3)
+        transfer.fetch([(server.address, b"x") for server in servers], memoryview(target))
+        return bytes(target)
+
+    def fetch_later(self):
+        self.threads.append(threading.Thread(target=lambda: self.results.append(self.fetch(self.server))))
+        self.threads[-1].start()
+
+    def end(self):
+        self.gate.is_open.set()
+        for thread in self.threads:
+            thread.join(60)
+        self.server.close()
+        self.other.close()
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    busy = Busy(monkeypatch)
+    yield busy
+    busy.end()
+
+
+def test_a_stream_for_which_a_server_has_no_place_is_refused(busy, monkeypatch):
+    monkeypatch.setattr(transfer, "WAITING_MAX", 1)
+    busy.fetch_later()
+    until(lambda: len(busy.server._waiting) == 1, "a stream waits for the place")
+    assert busy.fetch(busy.server, busy.other) == b"abc" and busy.refused == [transfer._BUSY]
+    assert (busy.server.sent_bytes, busy.other.sent_bytes) == (0, 3), "the next source has it"
+    with monkeypatch.context() as less:
+        less.setattr(transfer, "SILENCE_TIMEOUT", 1)
+        with pytest.raises(IoError, match="3 bytes of a tensor did not come: .* has no place for this stream"):
+            busy.fetch(busy.server)
+    before = len(busy.refused)
+    busy.fetch_later()
+    until(lambda: len(busy.refused) > before + transfer._TRIES, "a stream without another source asks again")
+    busy.end()
+    assert busy.results == [b"abc"] * 3
+
+
+def test_a_stream_that_has_waited_for_too_long_for_a_place_is_refused(busy, monkeypatch):
+    monkeypatch.setattr(transfer, "IDLE_TIMEOUT", 1.0)
+    assert busy.fetch(busy.server, busy.other) == b"abc" and busy.refused == [transfer._BUSY]
+    assert (busy.server.sent_bytes, busy.other.sent_bytes, len(busy.server._waiting)) == (0, 3, 0)

@@ -2,8 +2,8 @@
 
 A request is a secret of 32 bytes, a name's length and the name, the tensor's length, an offset and a length. The answer is
 frames: a number of bytes and these bytes. A number of 0 is sent while the bytes are not here yet, :data:`_REFUSED` when they
-do not come, and :data:`_OTHER_SECRET` to a request with another secret. A stream that ends early goes on from its byte, at the
-next source.
+do not come, :data:`_OTHER_SECRET` to a request with another secret, and :data:`_BUSY` when the server has no place for the
+stream. A stream that ends early goes on from its byte, at the next source.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _RANGE = struct.Struct("!QQQ")
 _FRAME = struct.Struct("!Q")
 _REFUSED = (1 << 64) - 1
 _OTHER_SECRET = _REFUSED - 1
+_BUSY = _REFUSED - 2
 _HEAD_BYTES_MAX = SECRET_BYTES + _HEAD.size + _NAME_BYTES_MAX + _RANGE.size
 #: Streams of one transfer, and the bytes from which on one more is used.
 STREAMS_MAX = 4
@@ -54,8 +55,12 @@ _REPORT_INTERVAL = 0.25
 SLOW_BYTES = 64 << 10
 #: How often all sources are tried in turn without a byte, and the pause between, in seconds.
 _TRIES, _PAUSE = 3, 0.05
-#: The most streams that a server has at a time. Others wait. A node that gets a tensor has up to four.
+#: The pause before a server that had no place is asked again, in seconds.
+_BUSY_PAUSE = 0.25
+#: The most streams that a server has at a time. A node that gets a tensor has up to four.
 CONNECTIONS_MAX = 512
+#: The most streams that wait for a place at a server, each for at most :data:`IDLE_TIMEOUT`. Others are refused.
+WAITING_MAX = 512
 #: The most requests that arrive at a time. The oldest one is given up for another one.
 HEADS_MAX = 512
 
@@ -64,11 +69,23 @@ class SilentError(IoError):
     """No source of a transfer has sent a byte in time."""
 
 
+class _BusyError(OSError):
+    """A server has no place for a stream."""
+
+
 class _Request(NamedTuple):
     name: bytes
     size: int
     at: int
     nbytes: int
+
+
+class _Waiting(NamedTuple):
+    """A stream that waits for a place. Its peer has left at ``end``: it gets no byte until then."""
+
+    end: float
+    stream: socket.socket
+    request: _Request
 
 
 class _Head:
@@ -149,9 +166,9 @@ class Server:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._socket = socket.create_server((host, 0))
         self._lock = threading.Lock()
-        #: How many threads serve streams, and the requests that wait for one.
+        #: How many threads serve streams, and the streams that wait for one, the oldest one first.
         self._serving = 0
-        self._waiting: "Deque[Tuple[socket.socket, _Request]]" = deque()
+        self._waiting: Deque[_Waiting] = deque()
         #: Bytes that were sent.
         self.sent_bytes = 0
         threading.Thread(target=self._accept, name="transfers", daemon=True).start()
@@ -175,7 +192,7 @@ class Server:
             selector.register(self._socket, selectors.EVENT_READ)
             heads = _Heads(selector)
             while self._socket.fileno() >= 0:
-                for key, _ in selector.select(_REPORT_INTERVAL if heads else IDLE_TIMEOUT):
+                for key, _ in selector.select(_REPORT_INTERVAL if heads or self._waiting else IDLE_TIMEOUT):
                     stream = cast(socket.socket, key.fileobj)
                     if stream is self._socket:
                         self._add(heads)
@@ -184,6 +201,7 @@ class Server:
                     if found is not None:
                         self._begin(stream, *found)
                 heads.give_up()
+                self._give_up_waiting()
 
     def _add(self, heads: _Heads) -> None:
         try:
@@ -196,17 +214,20 @@ class Server:
     def _begin(self, stream: socket.socket, secret: bytes, request: _Request) -> None:
         if not hmac.compare_digest(secret, self._secret):
             # After the whole request: the answer to one that is not read can be lost.
-            with stream, contextlib.suppress(OSError):
-                stream.sendall(_FRAME.pack(_OTHER_SECRET))
+            _refuse(stream, _OTHER_SECRET)
             return
         stream.settimeout(IDLE_TIMEOUT)
         with self._lock:
-            is_full = self._serving >= CONNECTIONS_MAX
-            if is_full:
-                self._waiting.append((stream, request))
-            else:
+            has_place = self._serving < CONNECTIONS_MAX
+            waits = not has_place and len(self._waiting) < WAITING_MAX
+            if has_place:
                 self._serving += 1
-        if is_full:
+            elif waits:
+                self._waiting.append(_Waiting(time.monotonic() + IDLE_TIMEOUT, stream, request))
+        if waits:
+            return
+        if not has_place:
+            _refuse(stream, _BUSY)
             return
         try:
             threading.Thread(target=self._serve, args=(stream, request), name="transfer", daemon=True).start()
@@ -215,6 +236,15 @@ class Server:
             stream.close()
             with self._lock:
                 self._serving -= 1
+
+    def _give_up_waiting(self) -> None:
+        """Refuses the streams that have waited for too long."""
+        late: List[socket.socket] = []
+        with self._lock:
+            while self._waiting and self._waiting[0].end <= time.monotonic():
+                late.append(self._waiting.popleft().stream)
+        for stream in late:
+            _refuse(stream, _BUSY)
 
     def _serve(self, stream: socket.socket, request: _Request) -> None:
         while True:
@@ -225,7 +255,7 @@ class Server:
                 if not self._waiting:
                     self._serving -= 1
                     return
-                stream, request = self._waiting.popleft()
+                _, stream, request = self._waiting.popleft()
 
     def _answer(self, stream: socket.socket, request: _Request) -> None:
         name, size, at, nbytes = request
@@ -253,6 +283,11 @@ class Server:
                 stream.sendall(part)
 
 
+def _refuse(stream: socket.socket, frame: int) -> None:
+    with stream, contextlib.suppress(OSError):
+        stream.sendall(_FRAME.pack(frame))
+
+
 def ranges_of(size: int) -> List[Range]:
     """The ranges of a tensor, a stream for each."""
     streams = max(1, min(STREAMS_MAX, size // STREAM_BYTES))
@@ -269,10 +304,10 @@ def fetch(
 ) -> None:
     """Fills ``target``, bytes, with those of a tensor.
 
-    A source that ends, does not have the tensor, or is slow is left for the next one. The last one has all bytes. ``advance``
-    is called with the number of each range of :func:`ranges_of` and the byte up to which it has arrived, ``populate`` with the
-    start and end of bytes before they are received. Each stream calls both in a thread of its own. ``silence`` is the time
-    without a byte, by default :data:`SILENCE_TIMEOUT`.
+    A source that ends, does not have the tensor, has no place or is slow is left for the next one. The last one has all bytes.
+    ``advance`` is called with the number of each range of :func:`ranges_of` and the byte up to which it has arrived,
+    ``populate`` with the start and end of bytes before they are received. Each stream calls both in a thread of its own.
+    ``silence`` is the time without a byte, by default :data:`SILENCE_TIMEOUT`.
 
     Raises :class:`NotFoundError` when the last source has no such tensor, or one of another length, :class:`RefusedError` when
     it has another secret, :class:`SilentError` when no source sends bytes, and the :class:`CotensorError` of ``populate``.
@@ -322,8 +357,8 @@ class _Stream:
 
     def fetch(self, advance: Callable[[int], object]) -> None:
         self._came, tries = time.monotonic(), 0
-        while tries < _TRIES and (tries == 0 or time.monotonic() - self._came < self._silence):
-            before = self._at
+        while tries < _TRIES:
+            before, is_busy = self._at, False
             for number, source in enumerate(self._sources, 1):
                 is_last = number == len(self._sources)
                 try:
@@ -334,9 +369,16 @@ class _Stream:
                         raise
                     self._error = error.with_traceback(None)
                 except (OSError, EOFError) as error:
+                    is_busy = is_busy or isinstance(error, _BusyError)
                     self._error = error.with_traceback(None)
-            tries = 0 if self._at > before else tries + 1
-            time.sleep(_PAUSE)
+            if self._at > before:
+                tries = 0
+            elif time.monotonic() - self._came >= self._silence:
+                break
+            else:
+                # A server without a place is asked until the time is over.
+                tries += not is_busy
+            time.sleep(_BUSY_PAUSE if is_busy else _PAUSE)
         host, port, _ = self._sources[-1][0]
         left = self._end - self._at
         raise SilentError(f"{host}:{port}: {left} bytes of a tensor did not come: {self._error}") from self._error
@@ -360,6 +402,8 @@ class _Stream:
                     if frame == _OTHER_SECRET:
                         why = "its secret is not the one of this request, so that the tensor's handle is lost"
                         raise RefusedError(f"{host}:{port}: the agent has another life: {why}", field="secret")
+                    if frame == _BUSY:
+                        raise _BusyError(f"{host}:{port} has no place for this stream, and too many wait for one")
                     # A source that waits itself leaves its own source meanwhile.
                     waits = 2 if frame == 0 else waits
                 else:
