@@ -121,23 +121,58 @@ def test_nothing_waits_for_a_head_that_hangs(cluster, workers):
         ray.get(two.named.remote("nowhere"))
 
 
+def actor_of(node):
+    return peers.running_agent(node)._actor_id.hex()
+
+
+def note(node, version, actor):
+    """Notes a version as an agent does."""
+    head = ray._private.worker.global_worker.gcs_client
+    head.internal_kv_put(node.encode(), f"{version} {actor}".encode(), True, b"cotensor")
+
+
+def named(node):
+    """What an error says of a node with another version."""
+    return f"node {node} has Cotensor 0.0.1, and this process on node .* has {cotensor.__version__}"
+
+
 def test_an_agent_of_another_version_is_named(workers):
     one, two = workers
     made, node = two.make.remote(), ray.get(two.node.remote())
     ray.wait([made])
-    assert peers.version_of(node) == cotensor.__version__
-    head, key = ray._private.worker.global_worker.gcs_client, (node.encode(), b"cotensor")
+    actor = actor_of(node)
+    assert peers.version_of(node, actor) == cotensor.__version__
     # Processes that have not found this agent before.
     fresh = Worker.options(resources={"one": 1}).remote()
     ray.kill(peers.running_agent(ray.get(one.node.remote())), no_restart=False)
-    head.internal_kv_put(key[0], b"0.0.1", True, key[1])
+    note(node, "0.0.1", actor)
     try:
-        expected = f"node {node} has Cotensor 0.0.1, and this process on node .* has {cotensor.__version__}"
         for call in (fresh.total.remote(made), fresh.named.remote("nowhere")):
-            with pytest.raises(Exception, match=f"UnsupportedError.*{expected}"):
+            with pytest.raises(Exception, match=f"UnsupportedError.*{named(node)}"):
                 ray.get(call)
-        assert re.match(expected, ray.get(fresh.status.remote())[node]["error"])
+        assert re.match(named(node), ray.get(fresh.status.remote())[node]["error"])
     finally:
-        head.internal_kv_put(key[0], cotensor.__version__.encode(), True, key[1])
+        note(node, cotensor.__version__, actor)
     assert ray.get(fresh.total.remote(made)) == 3 * COUNT
     ray.kill(fresh)
+
+
+def test_an_agent_that_was_replaced_is_compared_again(workers):
+    """Each of two programs may have a version of its own. The agents know each other."""
+    one, two = workers
+    node = ray.get(two.node.remote())
+    former = actor_of(node)
+    # Ray starts the actor again, as if with another version than before.
+    note(node, "0.0.1", former)
+    ray.kill(peers.running_agent(node), no_restart=False)
+    made = two.make.remote()
+    ray.wait([made])
+    actor = actor_of(node)
+    assert actor != former, "an actor has one version"
+    note(node, "0.0.1", actor)
+    try:
+        with pytest.raises(Exception, match=f"UnsupportedError.*{named(node)}"):
+            ray.get(one.total.remote(made))
+    finally:
+        note(node, cotensor.__version__, actor)
+    assert ray.get(one.total.remote(made)) == 3 * COUNT

@@ -424,19 +424,19 @@ def test_a_node_is_looked_for_at_a_head_that_answers(monkeypatch):
         def internal_kv_get(self, key, namespace, timeout):
             raise ray.exceptions.RpcError("Deadline Exceeded")
 
-    asked = []
-    monkeypatch.setattr(ray, "get_actor", lambda node, namespace: asked.append(node) or f"agent {node}")
+    asked, agent = [], SimpleNamespace(_actor_id=b"\1")
+    monkeypatch.setattr(ray, "get_actor", lambda node, namespace: asked.append(node) or agent)
     monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("it waits"))
     monkeypatch.setattr(ray._private.worker.global_worker, "gcs_client", Head(), raising=False)
-    monkeypatch.setattr(peers, "_found", {"known"})
-    assert peers.running_agent("known") == "agent known"
-    for look in (lambda: peers.running_agent("other"), peers.living):
+    monkeypatch.setattr(peers, "_found", {"known": "01", "replaced": "02"})
+    assert peers.running_agent("known") is agent
+    for look in (lambda: peers.running_agent("other"), peers.living, lambda: peers.running_agent("replaced")):
         with pytest.raises(IoError, match="the head of the Ray cluster does not answer"):
             look()
     with pytest.raises(IoError, match="x of node other: the node does not answer: the head"):
         peers.ask("other", "token", "own", "x")
     assert peers.with_agents(["known", "other"]) == ["known", "other"], "it may have one"
-    assert list(peers.answers("own", "counts", nodes=["other"])) == [] and asked == ["known"] * 2
+    assert list(peers.answers("own", "counts", nodes=["other"])) == [] and asked == ["known", "replaced", "known"]
 
 
 def test_two_threads_that_bring_one_folder_use_one_descriptor(monkeypatch, tmp_path):
@@ -463,15 +463,33 @@ def test_two_threads_that_bring_one_folder_use_one_descriptor(monkeypatch, tmp_p
 
 
 def test_an_agent_with_another_version_is_an_error_that_names_both_nodes(monkeypatch):
-    versions = {b"same": cotensor.__version__.encode(), b"other": b"0.0.1"}
-    head = SimpleNamespace(internal_kv_get=lambda key, namespace, timeout: versions.get(key))
+    actors = {"same": b"\1", "other": b"\2", "starting": b"\3"}
+    # The last one is that of a former actor of the node.
+    noted = {b"same": f"{cotensor.__version__} 01".encode(), b"other": b"0.0.1 02", b"starting": b"0.0.1 ff"}
+    head = SimpleNamespace(internal_kv_get=lambda key, namespace, timeout: noted.get(key))
     monkeypatch.setattr(ray._private.worker.global_worker, "gcs_client", head, raising=False)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "own"))
-    monkeypatch.setattr(ray, "get_actor", lambda node, namespace: node)
-    monkeypatch.setattr(peers, "_found", set())
-    expected = f"node other has Cotensor 0.0.1, and this process on node own has {cotensor.__version__}: install one version"
+    monkeypatch.setattr(ray, "get_actor", lambda node, namespace: SimpleNamespace(_actor_id=actors[node]))
+    monkeypatch.setattr(peers, "_found", {})
+    expected = f"has Cotensor 0.0.1, and this process on node own has {cotensor.__version__}: install one version"
     for look in (lambda: peers.ask("other", "t", "own", "x"), lambda: peers.with_agents(["same", "other"])):
-        with pytest.raises(UnsupportedError, match=expected):
+        with pytest.raises(UnsupportedError, match=f"node other {expected}"):
             look()
-    assert peers.running_agent("same") == "same" and peers.running_agent("starting") == "starting"
-    assert peers._found == {"same"}, "the version of one that starts is not known"
+    for node in ("same", "starting"):
+        assert peers.running_agent(node)._actor_id == actors[node]
+    assert peers._found == {"same": "01"}, "the version of one that starts is not known"
+    # Another actor has replaced the one that this process knows.
+    actors["same"], noted[b"same"] = b"\4", b"0.0.1 04"
+    with pytest.raises(UnsupportedError, match=f"node same {expected}"):
+        peers.running_agent("same")
+
+
+def test_an_agent_of_the_own_node_that_was_replaced_is_compared_again(process):
+    def compared():
+        raise UnsupportedError("the agent of node own has Cotensor 0.0.1")
+
+    process.provider.share(name=KEEP.replace(cotensor.__version__, "0.0.1"))(lambda: None)
+    process.provider.start()
+    process._start_agent = compared
+    with pytest.raises(UnsupportedError, match="has Cotensor 0.0.1"):
+        process._call(KEEP, [])

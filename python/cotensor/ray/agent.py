@@ -33,8 +33,8 @@ from .pulls import Pulls, TensorTarget, whole
 from .transfer import Address, Server
 from .trees import Trees
 
-#: Functions that an agent offers to the processes of its node.
-KEEP, PULL, BRING, MODEL = "cotensor.ray.keep", "cotensor.ray.pull", "cotensor.ray.bring", "cotensor.ray.model"
+#: Functions that an agent offers to the processes of its node. A process of another version finds none of them.
+KEEP, PULL, BRING, MODEL = (f"cotensor.ray.{name}.{__version__}" for name in ("keep", "pull", "bring", "model"))
 #: The part of a node's memory, as Ray counts it, for the tensors of its daemon.
 MEMORY_SHARE = 0.3
 #: Processes that wait for copies at a time. :class:`Pulls` limits the copies themselves.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Iterable, Iterator, List, Optional, Set, Tuple, cast
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, cast
 
 import ray
 
@@ -18,54 +18,70 @@ NAMESPACE = "cotensor"
 ANSWER_TIMEOUT = 4.5
 #: The same if copies of other nodes are looked for afterwards, and for a message that nothing waits for.
 _ASK_TIMEOUT, _TELL_TIMEOUT = 4.0, 0.5
-#: The nodes whose agents this process has found. Ray finds them again without the head of the cluster.
-_found: Set[str] = set()
+#: The actors of the agents that this process has found, with the version of this process, by their nodes. Ray finds them again
+#: without the head of the cluster.
+_found: Dict[str, str] = {}
 
 
 def announce(node: str) -> None:
-    """Tells the head of the cluster the version of Cotensor that the agent of a node has."""
-    head = ray._private.worker.global_worker.gcs_client
-    head.internal_kv_put(node.encode(), __version__.encode(), True, NAMESPACE.encode(), ANSWER_TIMEOUT)
+    """Notes at the head of the cluster which version of Cotensor this actor, the agent of a node, has.
 
-
-def version_of(node: str, timeout: float = ANSWER_TIMEOUT) -> Optional[str]:
-    """The version of Cotensor that the agent of a node has, None if it has not started.
-
-    Raises :class:`IoError` if the head of the cluster does not answer in time. Ray's own calls of it wait for 60 s.
+    An actor has one version, so that processes that know it do not ask again. If Ray has started it again with another version,
+    it ends here for good, and the next use of the node's agent starts another actor.
     """
+    actor = ray.get_runtime_context().get_actor_id()
+    if version_of(node, actor) not in (None, __version__):
+        ray.actor.exit_actor()
+    head = ray._private.worker.global_worker.gcs_client
+    head.internal_kv_put(node.encode(), f"{__version__} {actor}".encode(), True, NAMESPACE.encode(), ANSWER_TIMEOUT)
+
+
+def version_of(node: str, actor: str, timeout: float = ANSWER_TIMEOUT) -> Optional[str]:
+    """The version of Cotensor of an actor, the agent of a node. None if it has not started.
+
+    Raises :class:`IoError` if the head of the cluster does not answer in time.
+    """
+    version, _, of = _noted(node, timeout).partition(" ")
+    return version if of == actor else None
+
+
+def check_head(timeout: float = ANSWER_TIMEOUT) -> None:
+    """Raises :class:`IoError` if the head of the cluster does not answer in time."""
+    _noted("", timeout)
+
+
+def _noted(node: str, timeout: float) -> str:
+    """What :func:`announce` has noted of a node. Ray's own calls of the head wait for 60 s."""
     head = getattr(ray._private.worker.global_worker, "gcs_client", None)
     try:
         # A client of Ray Client has none.
         found = head and head.internal_kv_get(node.encode(), NAMESPACE.encode(), max(timeout, 0.01))
     except ray.exceptions.RpcError as error:
         raise IoError(f"the head of the Ray cluster does not answer: {error}", field="head") from error
-    return found.decode() if found else None
-
-
-def check_head(timeout: float = ANSWER_TIMEOUT) -> None:
-    """Raises :class:`IoError` if the head of the cluster does not answer in time."""
-    version_of("", timeout)
+    return found.decode() if found else ""
 
 
 def running_agent(node: str, timeout: float = ANSWER_TIMEOUT) -> Any:
     """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended,
     :class:`UnsupportedError` for an agent with another version of Cotensor, whose answers may have other classes, and
     :class:`IoError` if the head of the cluster is needed, and does not answer in time."""
-    is_known = node in _found
-    if not is_known:
-        version = version_of(node, timeout)
-        is_known = version is not None
+    end = time.monotonic() + timeout
+    if node not in _found:
+        check_head(timeout)
+    try:
+        agent = ray.get_actor(node, NAMESPACE)
+    except ValueError:
+        _found.pop(node, None)
+        raise
+    actor = agent._actor_id.hex()
+    if _found.get(node) != actor:
+        version = version_of(node, actor, end - time.monotonic())
         if version not in (None, __version__):
             own = ray.get_runtime_context().get_node_id()
             both = f"node {node} has Cotensor {version}, and this process on node {own} has {__version__}"
             raise UnsupportedError(f"{both}: install one version on all nodes, and end the other one's agents", field="version")
-    try:
-        agent = ray.get_actor(node, NAMESPACE)
-    except ValueError:
-        _found.discard(node)
-        raise
-    if is_known:
-        _found.add(node)
+        if version is not None:
+            _found[node] = actor
     return agent
 
 
