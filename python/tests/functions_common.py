@@ -120,17 +120,22 @@ def until(condition: Callable[[], object], what: str = "the condition") -> None:
         time.sleep(0.01)
 
 
-def stop_process(pid: int) -> None:
-    """Stops a process by a signal, and waits until all its threads are stopped: until then, each may still run."""
-    os.kill(pid, signal.SIGSTOP)
+def is_stopped(pid: int) -> bool:
+    """Whether all threads of a process are stopped by a signal."""
 
-    def is_stopped(thread: Path) -> bool:
+    def stopped(thread: Path) -> bool:
         try:
             return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             return True
 
-    until(lambda: all(is_stopped(thread) for thread in Path(f"/proc/{pid}/task").iterdir()))
+    return all(stopped(thread) for thread in Path(f"/proc/{pid}/task").iterdir())
+
+
+def stop_process(pid: int) -> None:
+    """Stops a process by a signal, and waits until all its threads are stopped: until then, each may still run."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: is_stopped(pid))
 
 
 def stop_daemons(folder: Path) -> None:

@@ -1,9 +1,7 @@
 """Processes of a Ray cluster that are killed while tensors are used or copied: memory, leases and descriptors are as before."""
 
-import collections
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,10 +13,10 @@ np = pytest.importorskip("numpy")
 
 from functions_common import stop_process  # noqa: E402
 from ray_common import NODE, agent_pid, cluster_of, daemon, until  # noqa: E402
+from ray_state_common import returns_to, state  # noqa: E402
 
 import cotensor.ray  # noqa: E402
 from cotensor import CotensorError  # noqa: E402
-from cotensor.ray.peers import running_agent  # noqa: E402
 
 pytestmark = pytest.mark.timeout(240)
 # Workers cannot import this module.
@@ -51,62 +49,6 @@ class Worker:
 def cluster():
     with cluster_of("one") as cluster:
         yield cluster
-
-
-def sockets(nodes):
-    """The Unix sockets of this machine and those of transfers. How many others Ray has to other nodes changes by itself."""
-    agents = [running_agent(node) for node in nodes]
-    ports = ray.get([agent.__ray_call__.remote(lambda agent: agent._server.address[1]) for agent in agents])
-    unix, tcp = ([line.split() for line in open(f"/proc/net/{name}").readlines()[1:]] for name in ("unix", "tcp"))
-    transfers = [line[9] for line in tcp if {int(end.split(":")[1], 16) for end in line[1:3]} & set(ports)]
-    return {f"socket:[{inode}]" for inode in transfers + [line[6] for line in unix]}
-
-
-def opened(pid):
-    """What the descriptors of a process show."""
-    found = []
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
-
-
-def state():
-    """Of each node: the tensors of its store, their bytes and holders, the tensors of handles and the copies; and the numbers of
-    the open descriptors of the agent and the daemon, by what they show. None while one of them starts."""
-    found = {}
-    try:
-        nodes = cotensor.ray.status()
-        known = sockets(nodes)
-        for node, one in nodes.items():
-            with cotensor.Store.connect(one["socket"], autostart=False) as store:
-                stats = store.get_stats()
-            numbers = [stats[name] for name in ("total_tensors", "memory_usage_bytes", "total_models")]
-            pids = daemon(one["socket"]) | {agent_pid(node)}
-            shown = [one for pid in pids for one in opened(pid) if one in known or not one.startswith(("socket:", "/tmp/ray/"))]
-            # Each thread that has read its page table keeps the file.
-            shown = [one for one in shown if not one.endswith("/pagemap")]
-            # Numbers and ids, which are others in the next life of a process.
-            descriptors = collections.Counter(re.sub("[0-9a-f]*[0-9][0-9a-f]*", "N", one) for one in shown)
-            found[node] = (numbers + [one["kept"], one["copies"]], descriptors)
-    except (KeyError, ValueError, OSError, CotensorError, ray.exceptions.RayError):
-        return None
-    return found
-
-
-def returns_to(before):
-    """Waits until all is as before, and no more descriptors of any kind are open."""
-
-    def is_so():
-        now = state()
-        return now is not None and all(
-            now[node][0] == numbers and not now[node][1] - descriptors for node, (numbers, descriptors) in before.items()
-        )
-
-    try:
-        until("all is as before", is_so)
-    except AssertionError:
-        pytest.fail(f"{before} before, {state()} now")
 
 
 @contextlib.contextmanager
