@@ -36,6 +36,10 @@ WRITES = {
 class OnHost(Middleware):
     """Runs each operation with weights on the host."""
 
+    def __str__(self):
+        # The same in all processes of the tests.
+        return "on host"
+
     def before_operation(self, operation):
         return "host"
 

@@ -65,9 +65,10 @@ def begin() -> None:
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
         _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
         _replace(torch.jit, "trace", functools.partial(_refuse_inside, "trace", torch.jit.trace))
-        parallel: Any = torch.nn.DataParallel
-        _replace(parallel, "forward", functools.partialmethod(_refuse_replicas, parallel.forward))
-        _replace(torch.nn.parallel, "data_parallel", functools.partial(_refuse_copies, torch.nn.parallel.data_parallel))
+        parallel: Any = torch.nn.parallel
+        replicas = functools.partialmethod(_refuse_replicas, parallel.DataParallel.forward)
+        _replace(parallel.DataParallel, "forward", replicas)
+        _replace(parallel, "data_parallel", functools.partial(_refuse_copies, parallel.data_parallel))
         for owner, name in _CAPSULES:
             if hasattr(owner, name):
                 _replace(owner, name, functools.partial(_give_out, getattr(owner, name)))

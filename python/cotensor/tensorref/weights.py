@@ -213,9 +213,10 @@ class Weights(Holder):
         if any(weight.start < end and start < weight.end for weight in ranges):
             # Overlaps in part: it is copied for each use.
             return None
+        added: Optional[Weight] = None
         free = self._free.get((end - start) * tensor.element_size())
         if free:
-            weight, added = free.pop(), None
+            weight = free.pop()
             weight.take(name, tensor, start, end)
         else:
             weight = added = Weight(len(self.all), name, tensor, start, end)

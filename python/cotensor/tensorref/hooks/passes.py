@@ -37,7 +37,8 @@ def add_error(error: Exception) -> None:
         found.append(error)
     else:
         # A thread that is not in the session has begun it.
-        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_raise, error))
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(functools.partial(_raise, error))
 
 
 def _raise(error: Exception) -> None:
