@@ -162,6 +162,7 @@ def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration, 
         "divergence": None,
         "uniform_divergence": None,
         "is_mixed": True,
+        "runs": 8,
     }
     path.write_text(json.dumps(report))
     mixed = ResourcePoolBridgeIntegration(models=tmp_path / "mixed", threads=1)
