@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from .weights import Part, Weight, extent
+from .weights import NOWHERE, Part, Weight, extent
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
@@ -38,6 +38,18 @@ def gather(values: Any, owners: Dict[int, Part], uses: Uses, weights: List[Weigh
         elif isinstance(value, (list, tuple)):
             on_device = gather(value, owners, uses, weights, others) or on_device
     return on_device
+
+
+def known_weights(uses: Uses) -> Tuple[List[Weight], List[torch.Tensor]]:
+    """The weights of the tensors that have an owner with the memory that it had, and the other tensors."""
+    weights: Dict[Weight, None] = {}
+    others: List[torch.Tensor] = []
+    for tensor, part in uses.values():
+        if part is None or part.address == NOWHERE:
+            others.append(tensor)
+        else:
+            weights[part.weight] = None
+    return list(weights), others
 
 
 def collect(values: Any) -> Tuple[List[torch.Tensor], bool]:

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Sequence
 
 import torch
 
-from .arguments import Args, Kwargs, Uses, argument, collect, gather, tensors
+from .arguments import Args, Kwargs, Uses, argument, collect, gather, known_weights, tensors
 from .calls import Calls, Function, Handler, call
 from .execution import Execution
 from .gathering import devices_of
@@ -16,7 +16,7 @@ from .on_host import OnHost
 from .operations import Kind, lengths_of
 from .simulated.tensor import raw_storage
 from .views import is_new
-from .weights import NOWHERE, Weight
+from .weights import Weight
 
 
 class Computing:
@@ -57,8 +57,7 @@ class Computing:
         if kwargs:
             on_device = gather(kwargs.values(), self._owners, uses, weights, others) or on_device
         if function.takes_lengths and uses.pop(id(lengths_of(function.name, args)), None) is not None:
-            weights = list(dict.fromkeys([part.weight for _, part in uses.values() if part is not None]))
-            others = [tensor for tensor, part in uses.values() if part is None]
+            weights, others = known_weights(uses)
         if not uses:
             return self._execution.run_on_devices(function, args, kwargs) if on_device else self._factory(function, args, kwargs)
         if not (on_device or self._results_on_host) and in_backward():
@@ -71,9 +70,7 @@ class Computing:
         with self._devices.lock:
             if self._weights.forgotten != forgotten:
                 # By another thread.
-                known = [part for _, part in uses.values() if part is not None and part.address != NOWHERE]
-                others = [tensor for tensor, part in uses.values() if part not in known]
-                weights = list(dict.fromkeys([part.weight for part in known]))
+                weights, others = known_weights(uses)
             if others:
                 others = self._tensors.find_weights(uses, others, weights)
             if weights or on_device or any([self._tensors.belongs(tensor) for tensor in others]):
@@ -164,7 +161,8 @@ class Computing:
         """Writes tensors of the host, on the host. Parameters that it only reads are weights from now on, as elsewhere."""
         for tensor in targets:
             uses.pop(id(tensor), None)
-        self._tensors.find_weights(uses, [tensor for tensor, _ in uses.values()], [])
+        weights, others = known_weights(uses)
+        self._tensors.find_weights(uses, others, weights)
         result = self._host.run(function, args, kwargs, None)
         for tensor in (*targets, *function.written(args, kwargs)):
             self._tensors.changed(tensor)
