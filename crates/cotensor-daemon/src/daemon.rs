@@ -74,7 +74,7 @@ pub struct Daemon {
     pub(crate) http: Mutex<Option<Arc<dyn HttpService>>>,
     /// Turns HTTP on for a client.
     pub(crate) start_http: StartHttp,
-    /// Locked meanwhile.
+    /// Locked while HTTP is turned on, so that this happens once.
     pub(crate) http_start: tokio::sync::Mutex<()>,
     pub(crate) models: Arc<Models>,
     /// Set when the daemon stops.

@@ -102,8 +102,15 @@ impl<P: Peer> Request<P> {
         fds: Vec<OwnedFd>,
         settle: impl FnOnce(bool) + Send + 'static,
     ) {
-        let value = to_raw_value(value).map_err(|_| ErrorCode::InternalError.into());
-        self.answer(value, fds, Some(Box::new(settle)));
+        match to_raw_value(value) {
+            Ok(value) => {
+                self.answer(Ok(value), fds, Some(Box::new(settle)));
+            }
+            Err(_) => {
+                settle(false);
+                self.error(ErrorCode::InternalError.into());
+            }
+        }
     }
 
     /// Answers with an error.
@@ -129,9 +136,6 @@ impl<P: Peer> Request<P> {
             self.peer.counts().add_error(error.code());
         }
         let is_result = outcome.is_ok() && self.id.is_some();
-        let (settle, of_error) = if outcome.is_ok() { (settle, None) } else { (None, settle) };
-        // Before the caller can see an error, as all that is left out.
-        of_error.into_iter().for_each(|settle| settle(false));
         let response = self.id.take().map(|id| Response::new(id, outcome));
         let finished = match (&self.batch, response) {
             (Some(batch), response) => batch.finish(response, fds, settle),
@@ -166,6 +170,7 @@ impl<P: Peer> Request<P> {
 impl Finished {
     /// Sends the message, if it is complete, and settles what that decides. False when it does not arrive.
     pub(super) fn send<P: Peer>(self, peer: &P) -> bool {
+        // Before the caller can see an error.
         self.left_out.into_iter().for_each(|settle| settle(false));
         let is_sent = self.message.is_none_or(|message| peer.send(message));
         self.settles.into_iter().for_each(|settle| settle(is_sent));
